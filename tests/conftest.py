@@ -1,0 +1,20 @@
+"""Settings every test needs before torch is imported, and the data that only some machines have."""
+
+import os
+import pathlib
+
+# PyTorch's bf16 matmul dies with SIGILL on virtual machines that advertise AMX but hide CPUID leaf 0x1D.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """Real weights and photographs, which the repository may not carry; VITKERN_DATA names another folder."""
+    folder = pathlib.Path(os.environ.get("VITKERN_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no data folder at {folder}: set VITKERN_DATA to run this test")
+    return folder

@@ -1,0 +1,43 @@
+"""The activations an epilogue can apply, and their derivatives, in plain torch.
+
+GELU is the exact erf one; `gelu_tanh` is its tanh approximation, `quick_gelu` is x * sigmoid(1.702 x).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTIVATIONS = ("none", "gelu", "gelu_tanh", "quick_gelu", "tanh")
+
+
+def activation(name: str):
+    """The plain-torch function called `name`; a ValueError lists the names there are."""
+    check(name)
+    return _FORWARD[name]
+
+
+def check(name: str) -> None:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r} is unknown: use one of {', '.join(ACTIVATIONS)}")
+
+
+def backward(name: str, grad: Tensor, pre: Tensor) -> Tensor:
+    """Gradient of the pre-activation, given the gradient of the result."""
+    if name == "none":
+        return grad
+    if name in ("gelu", "gelu_tanh"):
+        return torch.ops.aten.gelu_backward(grad, pre, approximate=_APPROXIMATE[name])
+    if name == "quick_gelu":
+        s = torch.sigmoid(1.702 * pre)
+        return grad * (s + 1.702 * pre * s * (1 - s))
+    return grad * (1 - torch.tanh(pre).square())
+
+
+_APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
+_FORWARD = {
+    "none": lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "tanh": torch.tanh,
+}

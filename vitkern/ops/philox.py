@@ -1,0 +1,82 @@
+"""Dropout as a pure function of (seed, stream, element index): Philox-4x32-10.
+
+Word i % 4 of the block with counter (i // 4, stream) and key seed decides element i: it is kept when its top
+24 bits are at least p * 2**24. The C++ and Triton kernels compute the same words, so masks agree to the bit.
+"""
+
+import torch
+from torch import Tensor
+
+ELEMENTS, PATH, HIDDEN = 0, 1, 2  # streams: results, samples (drop-path), the MLP's hidden rows
+
+_LOW = 0xFFFFFFFF
+_MULTIPLY = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def words(seed: Tensor, stream: int, count: int) -> Tensor:
+    """The first `count` words of a stream: (count,) int64 in [0, 2**32)."""
+    block = torch.arange((count + 3) // 4, dtype=torch.int64, device=seed.device)
+    c0, c1 = block & _LOW, block >> 32
+    c2, c3 = torch.full_like(block, stream), torch.zeros_like(block)
+    k0, k1 = seed & _LOW, (seed >> 32) & _LOW
+    for _ in range(10):
+        p0, p1 = c0 * _MULTIPLY[0], c2 * _MULTIPLY[1]  # 64-bit products; wrap-around keeps their bits
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _LOW) ^ c1 ^ k0,
+            p1 & _LOW,
+            ((p0 >> 32) & _LOW) ^ c3 ^ k1,
+            p0 & _LOW,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return torch.stack([c0, c1, c2, c3], 1).flatten()[:count]
+
+
+def threshold(p: float) -> int:
+    """The smallest kept value of a word's top 24 bits."""
+    return round(p * 2**24)
+
+
+def dropout_mask(seed: Tensor, p: float, shape: tuple[int, ...], stream: int = ELEMENTS) -> Tensor:
+    """True where an element is kept; `shape` is indexed in row-major order."""
+    count = 1
+    for size in shape:
+        count *= size
+    return ((words(seed, stream, count) >> 8) >= threshold(p)).view(shape)
+
+
+def drop_path_mask(seed: Tensor, p: float, B: int) -> Tensor:
+    """True for the samples whose branch is kept: (B,)."""
+    return dropout_mask(seed, p, (B,), PATH)
+
+
+def scale(p: float) -> float:
+    """What a kept element is multiplied by, so that the expectation stays."""
+    return 1 / (1 - p) if p < 1 else 0.0
+
+
+def dropout(x: Tensor, p: float, seed: Tensor | None, stream: int = ELEMENTS) -> Tensor:
+    if p == 0:
+        return x
+    keep = dropout_mask(seed, p, tuple(x.shape), stream)
+    return torch.where(keep, x * scale(p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def drop_path(x: Tensor, p: float, seed: Tensor | None) -> Tensor:
+    """Drop whole samples (the first axis of x)."""
+    if p == 0:
+        return x
+    keep = drop_path_mask(seed, p, x.shape[0]).view(-1, *[1] * (x.ndim - 1))
+    return torch.where(keep, x * scale(p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def check(op: str, seed: Tensor | None, **probabilities: float) -> None:
+    """A clear error for a probability outside [0, 1] or a missing seed."""
+    for name, p in probabilities.items():
+        if not 0 <= p <= 1:
+            raise ValueError(f"{op}: {name}={p} is not a probability in [0, 1]")
+        if p and (seed is None or seed.dtype != torch.int64 or seed.numel() != 1):
+            raise ValueError(
+                f"{op}: {name}={p} needs seed, an int64 tensor of one element; draw it with"
+                f" torch.randint(2**62, (1,))"
+            )

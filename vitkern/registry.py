@@ -1,0 +1,224 @@
+"""The one table: what every operator means, costs and tolerates, and who implements it.
+
+Dispatch, tests, benchmarks and docs read this table and nothing else, so an operator that is registered is
+tested, benchmarked and documented. An `Operator` is what torch sees (schema, shapes, implementations); an
+`OpSpec` is one *use* of it (`norm_linear`, `norm_linear+gelu`): a row of the table.
+
+Axis letters, the same in Python, Triton, C++ and docs:
+  B batch, S tokens, D width, H heads, E head dim (D = H*E), F MLP width, P pixels per patch, M rows (B*S
+  flattened), T prefix tokens, C Y X an image, py px a patch, K and N the inner and outer size of a GEMM.
+An axis string is those letters with spaces: "B S 3 H E". "..." stands for any leading axes (M rows in all);
+a letter with "?" may also be 1 (broadcast).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Axes = Mapping[str, int]
+
+# Ways to lay the same numbers out in memory; every operator must accept all of them.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "packed": lambda t: t,
+    "sliced": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],  # rows are apart
+    "transposed": lambda t: t.mT.contiguous().mT if t.ndim > 1 else t,  # columns are apart
+}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator as torch knows it; its implementations take the arguments in the schema's order."""
+
+    name: str
+    schema: str  # arguments only: "Tensor x, Tensor? weight, float eps, bool save"
+    axes: Mapping[str, str]  # tensor argument -> axis string
+    outputs: Mapping[str, tuple[str, str]]  # result -> (axis string, argument that gives its dtype, or "float32")
+    reference: Callable[..., tuple[Tensor, ...]]  # plain torch, any dtype: the definition
+    backward: Callable[..., list[Tensor]]  # plain torch: gradients of the arguments in `differentiable`
+    differentiable: tuple[str, ...]
+    native: str  # "module:function", imported on its first call
+    derive: Callable[[dict[str, int]], dict[str, int]] = lambda sizes: {}  # axes that follow from others
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(argument.split()[-1] for argument in self.schema.split(","))
+
+    def bind(self, values: Mapping[str, object]) -> dict[str, int]:
+        """The size of every axis letter, or a ValueError that says which tensor disagrees."""
+        sizes: dict[str, int] = {}
+        owner: dict[str, str] = {}
+        tensors = {n: values[n] for n in self.axes if values.get(n) is not None}
+        device = None
+        for name, tensor in tensors.items():
+            device = device or tensor.device
+            if tensor.device != device:
+                raise ValueError(
+                    f"{self.name}: {name} is on {tensor.device}, the tensors before it on {device};"
+                    f" move them to one device"
+                )
+            letters, shape = self.axes[name].split(), tuple(tensor.shape)
+            if letters[0] == "...":
+                letters = letters[1:]
+                if len(shape) >= len(letters):
+                    sizes["M"] = math.prod(shape[: len(shape) - len(letters)])
+                    shape = shape[len(shape) - len(letters) :]
+            if len(shape) != len(letters):
+                raise ValueError(self._complaint(name, tensor))
+            for letter, size in zip(letters, shape, strict=True):
+                if letter.endswith("?"):
+                    letter = letter[:-1]
+                    if size == 1 or letter not in sizes:
+                        continue
+                wanted = int(letter) if letter.isdigit() else sizes.setdefault(letter, size)
+                if size != wanted:
+                    whose = f" (from {owner[letter]})" if letter in owner else ""
+                    raise ValueError(self._complaint(name, tensor, f"{letter}={wanted}{whose}"))
+                owner.setdefault(letter, name)
+        for letter, size in self.derive(sizes).items():
+            if sizes.setdefault(letter, size) != size:
+                raise ValueError(
+                    f"{self.name}: {owner[letter]} has {letter}={sizes[letter]}, but the other"
+                    f" arguments make {letter}={size}"
+                )
+        return sizes
+
+    def _complaint(self, name: str, tensor: Tensor, detail: str = "") -> str:
+        wanted = self.axes[name].replace(" ", ", ")
+        return (
+            f"{self.name}: {name} has shape {tuple(tensor.shape)}, expected ({wanted})"
+            + (f" with {detail}" if detail else "")
+        )
+
+    def output_shape(self, axes: str, sizes: Axes, leading: tuple[int, ...]) -> list[int]:
+        shape: list[int] = []
+        for letter in axes.split():
+            if letter == "...":
+                shape += leading
+            else:
+                shape.append(int(letter) if letter.isdigit() else sizes[letter])
+        return shape
+
+    def allocate(self, values: Mapping[str, object]) -> tuple[dict[str, int], list[Tensor]]:
+        """Checked sizes and new, contiguous results; what only a backward needs is empty unless `save`."""
+        sizes = self.bind(values)
+        first = values[next(iter(self.axes))]
+        leading = tuple(first.shape[:-1])
+        results = []
+        for index, (axes, source) in enumerate(self.outputs.values()):
+            dtype = torch.float32 if source == "float32" else values[source].dtype
+            keep = index == 0 or (values["save"] and self.is_saved(index, values))
+            shape = self.output_shape(axes, sizes, leading) if keep else [0]
+            results.append(first.new_empty(shape, dtype=dtype))
+        return sizes, results
+
+    def is_saved(self, index: int, values: Mapping[str, object]) -> bool:
+        """Whether result number `index` is kept for the backward: a pre-activation only if one follows."""
+        return list(self.outputs)[index] != "pre" or values["activation"] != "none"
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One row of the table: a use of an operator with its cost, its test cases and its allowed error."""
+
+    name: str
+    op: Operator
+    formula: str  # one line, printed in docs/ops.md
+    inputs: tuple[str, ...]  # the tensor arguments this use passes
+    flops: Callable[[Axes], int]  # useful flops only
+    cases: tuple[Axes, ...]  # for tests: tiny, odd, prime, empty, real
+    bench: tuple[Axes, ...]  # for benchmarks: shapes of real ViTs
+    scalars: Mapping[str, object] = field(default_factory=dict)
+    makers: Mapping[str, Callable[[list[int], torch.Generator, Axes], Tensor]] = field(default_factory=dict)
+    slack: tuple[float, float] = (2.0, 1.25)  # allowed (worst, rms) error, as multiples of torch's
+
+    def sizes(self, axes: Axes) -> dict[str, int]:
+        """All letters of a case: the given ones and those that follow from them."""
+        return {**axes, **self.op.derive(dict(axes))}
+
+    def shape(self, name: str, axes: Axes) -> list[int]:
+        letters = self.op.axes[name].replace("?", "")
+        return self.op.output_shape(letters, self.sizes(axes), (axes.get("M", 0),))
+
+    def make_inputs(
+        self, axes: Axes, dtype: torch.dtype, layout: str = "packed", device: str = "cpu"
+    ) -> dict[str, Tensor]:
+        """Seeded inputs of a case; floats in `dtype`, integers (pixels, seeds, offsets) as they are."""
+        g = torch.Generator().manual_seed(0)
+        made = {}
+        for name in self.inputs:
+            make = self.makers.get(name, lambda shape, g, axes: torch.randn(shape, generator=g))
+            t = make(self.shape(name, axes), g, self.sizes(axes))
+            t = t.to(device, dtype) if t.is_floating_point() else t.to(device)
+            made[name] = LAYOUTS[layout](t) if t.is_floating_point() else t
+        return made
+
+    def arguments(self, inputs: Mapping[str, Tensor], save: bool = False) -> list[object]:
+        """The operator's whole argument list, in its schema's order; absent tensors are None."""
+        given = {**self.scalars, "save": save, **inputs}
+        return [given.get(name) for name in self.op.arguments]
+
+    def bytes_moved(self, axes: Axes, itemsize: int) -> int:
+        """Compulsory traffic: each input read once, the result written once."""
+        sizes = self.sizes(axes)
+        result = self.op.output_shape(next(iter(self.op.outputs.values()))[0], sizes, (axes.get("M", 0),))
+        return itemsize * sum(math.prod(s) for s in [*(self.shape(n, axes) for n in self.inputs), result])
+
+    def torch_op(self) -> Callable[..., tuple[Tensor, ...]]:
+        return getattr(torch.ops.vitkern, self.op.name).default
+
+    def load(self, backend: str) -> Callable[..., tuple[Tensor, ...]]:
+        """The implementation by name: "reference", "native"."""
+        if backend == "reference":
+            return self.op.reference
+        return resolve(getattr(self.op, backend))
+
+
+REGISTRY: dict[str, OpSpec] = {}
+
+
+def register(*specs: OpSpec) -> None:
+    for spec in specs:
+        if spec.name in REGISTRY:
+            raise ValueError(f"operator {spec.name!r} is registered twice")
+        REGISTRY[spec.name] = spec
+
+
+def resolve(target: str) -> Callable:
+    """Import "module:function"."""
+    module, function = target.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+class Error(NamedTuple):
+    """How far a result is from the truth, in units of rms(truth)."""
+
+    worst: float
+    rms: float
+
+    @classmethod
+    def of(cls, got: Tensor, truth: Tensor) -> Error:
+        if truth.numel() == 0:
+            return cls(0.0, 0.0)
+        truth = truth.double()
+        unit = truth.square().mean().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+        miss = (got.double() - truth) / unit
+        return cls(miss.abs().max().item(), miss.square().mean().sqrt().item())
+
+    def within(self, torchs: Error, slack: tuple[float, float], dtype: torch.dtype) -> bool:
+        """At most `slack` times the error torch itself makes at this dtype, plus one eps.
+
+        The rms bound is the sharp one: truncating to bf16 where torch rounds doubles both numbers, and a
+        worst-case rule of 2x would let it pass.
+        """
+        worst, rms = slack
+        return (
+            self.worst <= worst * torchs.worst + torch.finfo(dtype).eps
+            and self.rms <= rms * torchs.rms + torch.finfo(torch.float32).eps
+        )
