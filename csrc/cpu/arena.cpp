@@ -1,0 +1,80 @@
+#include "arena.hpp"
+
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <vector>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace vitkern {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kIdleBlocks = 8;  // more concurrent forwards than this allocate anew
+
+struct Block {
+  void* memory;
+  size_t bytes;
+};
+
+std::mutex pool_mutex;
+std::vector<Block> pool;
+size_t allocations = 0;
+
+}  // namespace
+
+Lease::Lease(size_t bytes) : block_(nullptr), bytes_(0) {
+  const std::lock_guard<std::mutex> lock(pool_mutex);
+  size_t best = pool.size();
+  for (size_t i = 0; i < pool.size(); ++i)
+    if (pool[i].bytes >= bytes && (best == pool.size() || pool[i].bytes < pool[best].bytes)) best = i;
+  if (best < pool.size()) {
+    block_ = pool[best].memory;
+    bytes_ = pool[best].bytes;
+    pool.erase(pool.begin() + static_cast<std::ptrdiff_t>(best));
+    return;
+  }
+  const size_t unit = bytes < kHugePage ? 4096 : kHugePage;
+  if (bytes > SIZE_MAX - unit) throw std::bad_alloc();
+  bytes_ = (bytes / unit + 1) * unit;
+  block_ = std::aligned_alloc(unit, bytes_);
+  if (!block_) throw std::bad_alloc();
+  ++allocations;
+#if defined(__linux__)
+  if (unit == kHugePage) madvise(block_, bytes_, MADV_HUGEPAGE);  // fewer TLB misses; a hint only
+#endif
+}
+
+Lease::~Lease() {
+  const std::lock_guard<std::mutex> lock(pool_mutex);
+  if (pool.size() < kIdleBlocks) {
+    pool.push_back({block_, bytes_});
+    return;
+  }
+  size_t smallest = 0;
+  for (size_t i = 1; i < pool.size(); ++i)
+    if (pool[i].bytes < pool[smallest].bytes) smallest = i;
+  if (pool[smallest].bytes < bytes_) {
+    std::free(pool[smallest].memory);
+    pool[smallest] = {block_, bytes_};
+  } else {
+    std::free(block_);
+  }
+}
+
+float* Lease::floats() const { return static_cast<float*>(block_); }
+
+size_t arena_allocations() {
+  const std::lock_guard<std::mutex> lock(pool_mutex);
+  return allocations;
+}
+
+void arena_trim() {
+  const std::lock_guard<std::mutex> lock(pool_mutex);
+  for (const Block& b : pool) std::free(b.memory);
+  pool.clear();
+}
+
+}  // namespace vitkern

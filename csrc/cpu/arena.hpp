@@ -1,0 +1,25 @@
+// Scratch memory that is allocated once and handed out again: a steady state allocates nothing.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace vitkern {
+
+// A block of at least `bytes`, 64-byte aligned, contents undefined; goes back to the pool when it dies.
+class Lease {
+ public:
+  explicit Lease(size_t bytes);  // throws std::bad_alloc
+  ~Lease();
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  float* floats() const;
+
+ private:
+  void* block_;
+  size_t bytes_;
+};
+
+size_t arena_allocations();  // how often the pool had to ask the system, for tests
+void arena_trim();           // give the idle blocks back to the system
+
+}  // namespace vitkern

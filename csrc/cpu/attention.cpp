@@ -1,0 +1,51 @@
+// attention: y = softmax(q k^T * scale + bias) v on packed qkv, read in place; heads of images are shared out, and
+// queries too when there are fewer heads than threads.
+#include "arena.hpp"
+#include "flash.hpp"
+#include "kernels.hpp"
+
+namespace vitkern::VITKERN_ISA {
+namespace {
+
+Head head_of(const attention_args& a, int64_t b, int64_t h) {
+  const int64_t at = b * a.b_stride + h * a.h_stride;
+  return {.dtype = a.dtype,
+          .q = offset(a.dtype, a.qkv, at),
+          .k = offset(a.dtype, a.qkv, at + a.part_stride),
+          .v = offset(a.dtype, a.qkv, at + 2 * a.part_stride),
+          .stride = a.s_stride,
+          .bias = a.bias ? a.bias + b * a.bias_b_stride + h * a.bias_h_stride : nullptr,
+          .bias_stride = a.bias_s_stride,
+          .y_dtype = a.dtype,
+          .y = const_cast<void*>(offset(a.dtype, a.y, (b * a.S * a.H + h) * a.E)),
+          .y_stride = a.H * a.E,
+          .lse = a.lse ? a.lse + (b * a.H + h) * a.S : nullptr,
+          .S = a.S,
+          .E = a.E,
+          .scale = a.scale,
+          .dropout = a.dropout,
+          .first_element = static_cast<uint64_t>(b * a.H + h) * a.S * a.S};
+}
+
+}  // namespace
+
+void attention(const attention_args& a) {
+  const int64_t heads = a.B * a.H, per_thread = flash_scratch(a.S, a.E);
+  const int64_t splits = heads >= a.threads ? 1 : ceil_div(a.threads, max(heads, 1));  // of a head's queries
+  const Lease lease(a.threads * per_thread * sizeof(float));
+  run_team(a.threads, [&](const Team& team) {
+    float* const scratch = lease.floats() + team.rank * per_thread;
+    const Range items = team.share(heads * splits);
+    for (int64_t item = items.begin; item < items.end; ++item) {
+      const int64_t head = item / splits;
+      const Range part = Team{static_cast<int>(item % splits), static_cast<int>(splits)}.share(a.S, kMR);
+      for (int64_t i = 0; i < a.sequences; ++i) {
+        const Range keys = a.offsets ? Range{a.offsets[i], a.offsets[i + 1]} : Range{0, a.S};
+        const Range queries{max(keys.begin, part.begin), min(keys.end, part.end)};
+        if (queries.begin < queries.end) attend(head_of(a, head / a.H, head % a.H), queries, keys, scratch);
+      }
+    }
+  });
+}
+
+}  // namespace vitkern::VITKERN_ISA

@@ -1,0 +1,70 @@
+// What happens to a row of a GEMM's result on its way to memory.
+#pragma once
+#include "math.hpp"
+#include "philox.hpp"
+
+namespace {
+
+// y = dropout(activation(c + bias)), and c + bias itself when a backward wants it. Rows of y count from m, those
+// of pre (and the dropout's element index, row * N + n) from first_row + m.
+struct StoreEpilogue {
+  const float* bias;
+  Activation activation;
+  DType y_dtype;
+  void* y;
+  int64_t y_stride;
+  DType pre_dtype = DType::f32;
+  void* pre = nullptr;
+  int64_t N = 0, first_row = 0;
+  Dropout dropout = {};
+
+  void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
+    const int64_t element = (first_row + m) * N + n0;
+    for (int64_t i = 0; i < n; i += Vec::kLanes) {
+      Vec v = Vec::load(c + i, n - i);
+      if (bias) v = v + Vec::load(bias + n0 + i, n - i);
+      if (pre) store_as(pre_dtype, pre, element + i, v, n - i);
+      v = activate(activation, v);
+      if (dropout.threshold) v.store(c + i, n - i);
+      else store_as(y_dtype, y, m * y_stride + n0 + i, v, n - i);
+    }
+    if (!dropout.threshold) return;
+    drop(dropout, kHidden, static_cast<uint64_t>(element), c, n);
+    for (int64_t i = 0; i < n; i += Vec::kLanes)
+      store_as(y_dtype, y, m * y_stride + n0 + i, Vec::load(c + i, n - i), n - i);
+  }
+};
+
+// y = residual + path * gamma * dropout(c + bias); y may be the residual itself.
+struct ResidualEpilogue {
+  const float* bias;
+  const float* gamma;
+  DType dtype;
+  const void* residual;
+  int64_t residual_stride;
+  void* y;
+  int64_t N;
+  Dropout dropout = {}, path = {};
+  int64_t S = 1, first_row = 0;  // row first_row + m belongs to sample (first_row + m) / S
+
+  void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
+    const int64_t row = first_row + m;
+    if (dropout.threshold) {
+      if (bias)
+        for (int64_t i = 0; i < n; ++i) c[i] += bias[n0 + i];
+      drop(dropout, kElements, static_cast<uint64_t>(row * N + n0), c, n);
+    }
+    const float factor = path_factor(path, row / S);
+    for (int64_t i = 0; i < n; i += Vec::kLanes) {
+      Vec v = Vec::load(c + i, n - i);
+      if (bias && !dropout.threshold) v = v + Vec::load(bias + n0 + i, n - i);
+      if (gamma) v = v * Vec::load(gamma + n0 + i, n - i);
+      if (factor == 0) v = Vec::set(0);  // a dropped branch is gone even where it is not finite
+      else if (factor != 1) v = v * Vec::set(factor);
+      v = load_as(dtype, residual, row * residual_stride + n0 + i, n - i) + v;
+      store_as(dtype, y, row * N + n0 + i, v, n - i);
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,76 @@
+// exp, erf and the activations on a vector. Constants are minimax fits (tools/fit_math.py prints them again).
+#pragma once
+#include "simd.hpp"
+
+namespace {
+
+using vitkern::Activation;
+
+// e^x: x = n ln2 + r, |r| <= ln2 / 2, a polynomial of degree 6 in r (3e-9), then 2^n. NaN stays NaN.
+inline Vec exp(Vec x) {
+  x = lesser(Vec::set(89.0f), greater(Vec::set(-104.0f), x));  // inf and 0 beyond; NaN passes as second operand
+  const Vec n = nearest(x * Vec::set(1.44269504f));
+  Vec r = fma(n, Vec::set(-0.693359375f), x);  // ln2 in two parts, the first exact in 9 bits
+  r = fma(n, Vec::set(2.12194440e-4f), r);
+  Vec p = Vec::set(0.001381459878757596f);
+  p = fma(p, r, Vec::set(0.008368716575205326f));
+  p = fma(p, r, Vec::set(0.04166838899254799f));
+  p = fma(p, r, Vec::set(0.1666652113199234f));
+  p = fma(p, r, Vec::set(0.4999999403953552f));
+  p = fma(p * r, r, r) + Vec::set(1.0f);
+  return scaled(p, n);
+}
+
+// erf(x), error 6.4e-8: x + x P(x^2) below 0.925, 1 - e^-Q(|x|) above; exactly +-1 from 4 on.
+inline Vec erf(Vec x) {
+  const Vec a = magnitude(x), t = x * x;
+  Vec p = Vec::set(-0.0005976588581688702f);
+  p = fma(p, t, Vec::set(0.004990412387996912f));
+  p = fma(p, t, Vec::set(-0.026764754205942154f));
+  p = fma(p, t, Vec::set(0.1128176599740982f));
+  p = fma(p, t, Vec::set(-0.37612488865852356f));
+  p = fma(p, t, Vec::set(0.12837915122509003f));
+  const Vec b = lesser(Vec::set(4.0f), a);
+  Vec q = Vec::set(0.00019547487318050116f);
+  q = fma(q, b, Vec::set(-0.003038679249584675f));
+  q = fma(q, b, Vec::set(0.022208819165825844f));
+  q = fma(q, b, Vec::set(-0.10389401763677597f));
+  q = fma(q, b, Vec::set(-0.6372250914573669f));
+  q = fma(q, b, Vec::set(-1.1276501417160034f));
+  q = fma(q, b, Vec::set(-0.00020184644381515682f));
+  const Vec far = with_sign(Vec::set(1.0f) - exp(q), x);
+  return select_less(a, Vec::set(0.925f), fma(p, x, x), far);
+}
+
+// tanh(x): an odd polynomial below 0.65 (6e-9), 1 - 2 / (1 + e^2x) above.
+inline Vec tanh(Vec x) {
+  const Vec one = Vec::set(1.0f), t = x * x;
+  Vec p = Vec::set(-0.0055151632986962795f);
+  p = fma(p, t, Vec::set(0.02046941965818405f));
+  p = fma(p, t, Vec::set(-0.05368802323937416f));
+  p = fma(p, t, Vec::set(0.1333083063364029f));
+  p = fma(p, t, Vec::set(-0.3333325982093811f));
+  const Vec far = one - Vec::set(2.0f) / (one + exp(x + x));
+  return select_less(magnitude(x), Vec::set(0.65f), fma(p * t, x, x), far);
+}
+
+inline Vec activate(Activation name, Vec x) {
+  const Vec one = Vec::set(1.0f);
+  switch (name) {
+    case Activation::none:
+      return x;
+    case Activation::gelu:
+      return x * Vec::set(0.5f) * (one + erf(x * Vec::set(0.70710678f)));
+    case Activation::gelu_tanh: {  // 0.5 (1 + tanh u) = 1 / (1 + e^-2u)
+      const Vec u = x * fma(x * x, Vec::set(0.044715f), one) * Vec::set(-2 * 0.79788456f);
+      return x / (one + exp(u));
+    }
+    case Activation::quick_gelu:
+      return x / (one + exp(x * Vec::set(-1.702f)));
+    case Activation::tanh:
+      return tanh(x);
+  }
+  return x;
+}
+
+}  // namespace

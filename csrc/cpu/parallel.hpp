@@ -1,0 +1,44 @@
+// A team of threads that runs one function together (SPMD): each takes its share, sync() separates steps.
+#pragma once
+#include "simd.hpp"
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace {
+
+struct Range {
+  int64_t begin, end;
+};
+
+struct Team {
+  int rank, size;
+
+  // Part `rank` of [0, count), cut at multiples of `grain`; the parts differ by one grain at most.
+  Range share(int64_t count, int64_t grain = 1) const {
+    const int64_t grains = ceil_div(count, grain);
+    return {min(grains * rank / size * grain, count), min(grains * (rank + 1) / size * grain, count)};
+  }
+  void sync() const {
+    if (size == 1) return;
+#if defined(_OPENMP)
+#pragma omp barrier
+#endif
+  }
+};
+
+// body(Team) on `threads` threads of the pool that PyTorch uses too.
+template <class Body>
+void run_team(int threads, const Body& body) {
+#if defined(_OPENMP)
+  if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+    body(Team{omp_get_thread_num(), omp_get_num_threads()});
+    return;
+  }
+#endif
+  (void)threads;
+  body(Team{0, 1});
+}
+
+}  // namespace

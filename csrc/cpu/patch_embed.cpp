@@ -1,0 +1,57 @@
+// patch_embed: y[b] = dropout([prefix; unfold(image[b]) weight^T + bias + position])
+// Pixels are read once, straight from NCHW or NHWC, float or uint8, and y is written once.
+#include "arena.hpp"
+#include "gemm.hpp"
+#include "kernels.hpp"
+#include "patches.hpp"
+#include "scratch.hpp"
+
+namespace vitkern::VITKERN_ISA {
+namespace {
+
+void write_prefix(const patch_embed_args& a, int64_t b, int64_t S, float* row) {
+  for (int64_t t = 0; t < a.T; ++t) {
+    const int64_t start = (b * S + t) * a.D;
+    memcpy(row, a.prefix + t * a.D, a.D * sizeof(float));
+    drop(a.dropout, kElements, static_cast<uint64_t>(start), row, a.D);
+    for (int64_t i = 0; i < a.D; i += Vec::kLanes) store_as(a.w_dtype, a.y, start + i, Vec::load(row + i, a.D - i), a.D - i);
+  }
+}
+
+}  // namespace
+
+void patch_embed(const patch_embed_args& a) {
+  const Image image{a.image_dtype, a.image,    a.C,        a.Y,        a.X,    a.py, a.px,
+                    a.b_stride,    a.c_stride, a.y_stride, a.x_stride, a.mean, a.std};
+  const int64_t patches = image.patches(), M_total = a.B * patches, P = image.row_length();
+  const int64_t chunk = min(M_total, kChunkRows), h_stride = row_stride(P);
+  const int64_t per_thread = kGemmScratch + row_stride(a.D);
+  const Lease lease((chunk * h_stride + a.threads * per_thread) * sizeof(float));
+  float* const h = lease.floats();  // (chunk, P)
+  const Weights w{a.w_dtype, a.weight, a.D, P, false};
+  run_team(a.threads, [&](const Team& team) {
+    float* const scratch = h + chunk * h_stride + team.rank * per_thread;
+    const Range images = team.share(a.B);
+    for (int64_t b = images.begin; b < images.end; ++b) write_prefix(a, b, a.T + patches, scratch + kGemmScratch);
+    for (int64_t m0 = 0; m0 < M_total; m0 += chunk) {
+      const int64_t M = min(chunk, M_total - m0);
+      const Range rows = team.share(M);
+      for (int64_t m = rows.begin; m < rows.end; ++m)
+        unfold_patch(image, (m0 + m) / patches, (m0 + m) % patches, h + m * h_stride);
+      team.sync();
+      gemm(team, h, h_stride, M, w, scratch,
+           PatchEpilogue{.bias = a.bias,
+                         .position = a.position,
+                         .dtype = a.w_dtype,
+                         .y = a.y,
+                         .D = a.D,
+                         .T = a.T,
+                         .patches = patches,
+                         .first_row = m0,
+                         .dropout = a.dropout});
+      team.sync();
+    }
+  });
+}
+
+}  // namespace vitkern::VITKERN_ISA

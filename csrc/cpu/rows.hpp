@@ -1,0 +1,47 @@
+// Row-wise pieces: LayerNorm of a row, and rows of any dtype as fp32.
+#pragma once
+#include "parallel.hpp"
+
+namespace {
+
+// y = (x - mean) * rstd * weight + bias over D elements. Three sweeps over a row that stays in L1
+// (D <= 4096 floats = 16 KiB), so memory is read once, and the variance is taken about the mean: no cancellation.
+inline void normalise_row(DType x_type, const void* x, const float* weight, const float* bias, DType y_type, void* y,
+                          float* stats, int64_t D, float eps) {
+  constexpr int64_t L = Vec::kLanes;
+  Vec sum0 = Vec::set(0), sum1 = Vec::set(0);
+  for (int64_t i = 0; i < D; i += 2 * L) {
+    sum0 = sum0 + load_as(x_type, x, i, D - i);
+    if (i + L < D) sum1 = sum1 + load_as(x_type, x, i + L, D - i - L);
+  }
+  const float mean = (sum0 + sum1).sum() / static_cast<float>(D);
+  const Vec m = Vec::set(mean);
+  Vec square0 = Vec::set(0), square1 = Vec::set(0);
+  for (int64_t i = 0; i < D; i += 2 * L) {
+    const Vec c0 = (load_as(x_type, x, i, D - i) - m).keep_first(D - i, 0);
+    square0 = fma(c0, c0, square0);
+    if (i + L < D) {
+      const Vec c1 = (load_as(x_type, x, i + L, D - i - L) - m).keep_first(D - i - L, 0);
+      square1 = fma(c1, c1, square1);
+    }
+  }
+  const float rstd = 1 / sqrtf((square0 + square1).sum() / static_cast<float>(D) + eps);
+  if (stats) {
+    stats[0] = mean;
+    stats[1] = rstd;
+  }
+  const Vec r = Vec::set(rstd);
+  for (int64_t i = 0; i < D; i += L) {
+    Vec v = (load_as(x_type, x, i, D - i) - m) * r;
+    if (weight) v = v * Vec::load(weight + i, D - i);
+    if (bias) v = v + Vec::load(bias + i, D - i);
+    store_as(y_type, y, i, v, D - i);
+  }
+}
+
+// x (n) of any float dtype -> y (n) fp32
+inline void widen_row(DType type, const void* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; i += Vec::kLanes) load_as(type, x, i, n - i).store(y + i, n - i);
+}
+
+}  // namespace

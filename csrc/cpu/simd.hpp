@@ -1,0 +1,315 @@
+// One fp32 vector, as wide as this translation unit's ISA, and bf16 storage beside it.
+//
+// Everything is in an unnamed namespace: the file is compiled once per ISA, and the linker must never merge an
+// AVX-512 copy of an inline function into AVX2 code. For the same reason no std:: template is used here.
+#pragma once
+#include <math.h>
+#include <string.h>
+
+#include <cstdint>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "kernels.hpp"
+
+namespace {
+
+using vitkern::DType;
+
+struct bf16 {
+  uint16_t bits;
+};
+
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+#if defined(__AVX512F__)
+
+struct Vec {
+  static constexpr int64_t kLanes = 16;
+  __m512 v;
+
+  static __mmask16 first(int64_t n) { return n >= kLanes ? 0xffff : (1u << n) - 1; }
+  static Vec set(float x) { return {_mm512_set1_ps(x)}; }
+  static Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static Vec load(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
+  static Vec load(const bf16* p, int64_t n) {
+    const __m256i half = _mm256_maskz_loadu_epi16(first(n), p);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+  }
+  void store(float* p) const { _mm512_storeu_ps(p, v); }
+  void store(float* p, int64_t n) const { _mm512_mask_storeu_ps(p, first(n), v); }
+  void store(bf16* p, int64_t n) const {  // round to nearest even; a NaN stays one
+    const __m512i u = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i even = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i r = _mm512_mask_mov_epi32(even, nan, _mm512_set1_epi32(0x7fc00000));
+    _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
+  }
+  Vec keep_first(int64_t n, float rest) const { return {_mm512_mask_mov_ps(_mm512_set1_ps(rest), first(n), v)}; }
+  float sum() const { return _mm512_reduce_add_ps(v); }
+  float largest() const { return _mm512_reduce_max_ps(v); }
+
+  friend Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+  friend Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  friend Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+  friend Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+  friend Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  friend Vec lesser(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }    // b where either is NaN
+  friend Vec greater(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }   // b where either is NaN
+  friend Vec nearest(Vec a) { return {_mm512_roundscale_ps(a.v, 8)}; }     // to an integer, ties to even
+  friend Vec magnitude(Vec a) { return {_mm512_abs_ps(a.v)}; }
+  friend Vec scaled(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2^n
+  friend Vec with_sign(Vec a, Vec sign) {  // |a| with the sign of `sign`
+    return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+        _mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign.v), _mm512_castps_si512(a.v), 0xca))};
+  }
+  friend Vec select_less(Vec a, Vec b, Vec yes, Vec no) {  // a < b ? yes : no
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+  }
+};
+
+// rows[i] lane j <-> rows[j] lane i
+inline void transpose(Vec* rows) {
+  __m512 t[16], u[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
+    t[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const __m512d a = _mm512_castps_pd(t[i]), b = _mm512_castps_pd(t[i + 2]);
+    const __m512d c = _mm512_castps_pd(t[i + 1]), d = _mm512_castps_pd(t[i + 3]);
+    u[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+    u[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    u[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(c, d));
+    u[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(c, d));
+  }
+  // u[4g + j]: 128-bit part q holds column 4q + j of rows 4g .. 4g+3
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m512 a = _mm512_shuffle_f32x4(u[j], u[4 + j], 0x88), b = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0x88);
+    const __m512 c = _mm512_shuffle_f32x4(u[j], u[4 + j], 0xdd), d = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0xdd);
+    rows[j].v = _mm512_shuffle_f32x4(a, b, 0x88);
+    rows[8 + j].v = _mm512_shuffle_f32x4(a, b, 0xdd);
+    rows[4 + j].v = _mm512_shuffle_f32x4(c, d, 0x88);
+    rows[12 + j].v = _mm512_shuffle_f32x4(c, d, 0xdd);
+  }
+}
+
+#elif defined(__AVX2__)
+
+struct Vec {
+  static constexpr int64_t kLanes = 8;
+  __m256 v;
+
+  static __m256i first(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n < kLanes ? n : kLanes)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static Vec set(float x) { return {_mm256_set1_ps(x)}; }
+  static Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Vec load(const float* p, int64_t n) {
+    return n >= kLanes ? load(p) : Vec{_mm256_maskload_ps(p, first(n))};
+  }
+  static Vec load(const bf16* p, int64_t n) {
+    __m128i half;
+    if (n >= kLanes) {
+      half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    } else {
+      uint16_t t[kLanes] = {};
+      memcpy(t, p, n * sizeof(bf16));
+      half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(t));
+    }
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16))};
+  }
+  void store(float* p) const { _mm256_storeu_ps(p, v); }
+  void store(float* p, int64_t n) const {
+    if (n >= kLanes) store(p);
+    else _mm256_maskstore_ps(p, first(n), v);
+  }
+  void store(bf16* p, int64_t n) const {  // round to nearest even; a NaN stays one
+    const __m256i u = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i even = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i r = _mm256_srli_epi32(_mm256_blendv_epi8(even, _mm256_set1_epi32(0x7fc00000), nan), 16);
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
+    uint16_t t[kLanes];
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(t), _mm256_castsi256_si128(pairs));
+    memcpy(p, t, (n < kLanes ? n : kLanes) * sizeof(bf16));
+  }
+  Vec keep_first(int64_t n, float rest) const {
+    return {_mm256_blendv_ps(_mm256_set1_ps(rest), v, _mm256_castsi256_ps(first(n)))};
+  }
+  float sum() const {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+  }
+  float largest() const {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+  }
+
+  friend Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+  friend Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+  friend Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+  friend Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+  friend Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+  friend Vec lesser(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+  friend Vec greater(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+  friend Vec nearest(Vec a) { return {_mm256_round_ps(a.v, 8)}; }
+  friend Vec magnitude(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+  friend Vec scaled(Vec a, Vec n) {  // in two steps: 2^n itself may be out of range
+    const __m256i whole = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(whole, 1);
+    return {_mm256_mul_ps(_mm256_mul_ps(a.v, power(half)), power(_mm256_sub_epi32(whole, half)))};
+  }
+  friend Vec with_sign(Vec a, Vec sign) {
+    const __m256 bit = _mm256_set1_ps(-0.0f);
+    return {_mm256_or_ps(_mm256_andnot_ps(bit, a.v), _mm256_and_ps(bit, sign.v))};
+  }
+  friend Vec select_less(Vec a, Vec b, Vec yes, Vec no) {
+    return {_mm256_blendv_ps(no.v, yes.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))};
+  }
+
+ private:
+  static __m256 power(__m256i n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+  }
+};
+
+inline void transpose(Vec* rows) {
+  __m256 t[8], u[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(rows[i].v, rows[i + 1].v);
+    t[i + 1] = _mm256_unpackhi_ps(rows[i].v, rows[i + 1].v);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    rows[j].v = _mm256_permute2f128_ps(u[j], u[4 + j], 0x20);
+    rows[4 + j].v = _mm256_permute2f128_ps(u[j], u[4 + j], 0x31);
+  }
+}
+
+#else  // any CPU: GCC's vector extension, four floats (SSE2, NEON, or scalars)
+
+struct Vec {
+  static constexpr int64_t kLanes = 4;
+  typedef float F __attribute__((vector_size(16)));
+  typedef int32_t I __attribute__((vector_size(16)));
+  F v;
+
+  static Vec set(float x) { return {F{x, x, x, x}}; }
+  static Vec load(const float* p) { return load(p, kLanes); }
+  static Vec load(const float* p, int64_t n) {
+    Vec r = set(0);
+    memcpy(&r.v, p, (n < kLanes ? n : kLanes) * sizeof(float));
+    return r;
+  }
+  static Vec load(const bf16* p, int64_t n) {
+    uint32_t t[kLanes] = {};
+    for (int64_t i = 0; i < n && i < kLanes; ++i) t[i] = static_cast<uint32_t>(p[i].bits) << 16;
+    Vec r;
+    memcpy(&r.v, t, sizeof(t));
+    return r;
+  }
+  void store(float* p) const { store(p, kLanes); }
+  void store(float* p, int64_t n) const { memcpy(p, &v, (n < kLanes ? n : kLanes) * sizeof(float)); }
+  void store(bf16* p, int64_t n) const {  // round to nearest even; a NaN stays one
+    uint32_t t[kLanes];
+    memcpy(t, &v, sizeof(t));
+    for (int64_t i = 0; i < n && i < kLanes; ++i) {
+      const bool nan = (t[i] & 0x7fffffff) > 0x7f800000;
+      p[i].bits = static_cast<uint16_t>(nan ? 0x7fc0 : (t[i] + 0x7fff + ((t[i] >> 16) & 1)) >> 16);
+    }
+  }
+  Vec keep_first(int64_t n, float rest) const {
+    Vec r = *this;
+    for (int64_t i = n; i < kLanes; ++i) r.v[i] = rest;
+    return r;
+  }
+  float sum() const { return (v[0] + v[2]) + (v[1] + v[3]); }
+  float largest() const {
+    float m = v[0];
+    for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
+    return m;
+  }
+
+  friend Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
+  friend Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
+  friend Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
+  friend Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
+  friend Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
+  friend Vec lesser(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
+  friend Vec greater(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+  friend Vec nearest(Vec a) {
+    Vec r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = rintf(a.v[i]);
+    return r;
+  }
+  friend Vec magnitude(Vec a) {
+    const I bits = reinterpret_cast<I>(a.v) & 0x7fffffff;
+    return {reinterpret_cast<F>(bits)};
+  }
+  friend Vec scaled(Vec a, Vec n) {
+    Vec r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i] * power(n.v[i], 0) * power(n.v[i], 1);
+    return r;
+  }
+  friend Vec with_sign(Vec a, Vec sign) {
+    const I bits = (reinterpret_cast<I>(a.v) & 0x7fffffff) | (reinterpret_cast<I>(sign.v) & INT32_MIN);
+    return {reinterpret_cast<F>(bits)};
+  }
+  friend Vec select_less(Vec a, Vec b, Vec yes, Vec no) { return {a.v < b.v ? yes.v : no.v}; }
+
+ private:
+  static float power(float n, int rest) {  // 2^(n/2), the two halves of n rounded apart
+    if (!(n > -300 && n < 300)) n = 0;     // NaN: the caller's other factor carries it
+    const int whole = static_cast<int>(n), half = whole >> 1;
+    const uint32_t bits = static_cast<uint32_t>((rest ? whole - half : half) + 127) << 23;
+    float f;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+  }
+};
+
+inline void transpose(Vec* rows) {
+  for (int i = 0; i < Vec::kLanes; ++i)
+    for (int j = 0; j < i; ++j) {
+      const float t = rows[i].v[j];
+      rows[i].v[j] = rows[j].v[i];
+      rows[j].v[i] = t;
+    }
+}
+
+#endif
+
+// Element i onwards of an array whose type is known at run time: at most n of them count.
+inline Vec load_as(DType type, const void* p, int64_t i, int64_t n) {
+  if (type == DType::f32) return Vec::load(static_cast<const float*>(p) + i, n);
+  return Vec::load(static_cast<const bf16*>(p) + i, n);
+}
+inline void store_as(DType type, void* p, int64_t i, Vec v, int64_t n) {
+  if (type == DType::f32) v.store(static_cast<float*>(p) + i, n);
+  else v.store(static_cast<bf16*>(p) + i, n);
+}
+inline const void* offset(DType type, const void* p, int64_t i) {
+  return static_cast<const char*>(p) + i * (type == DType::f32 ? 4 : type == DType::bf16 ? 2 : 1);
+}
+
+}  // namespace

@@ -1,0 +1,213 @@
+"""Every operator, on every backend and instruction set this machine has, against its reference.
+
+The truth is the reference in float64; the yardstick is the error torch itself makes at the same dtype (the rule
+of FlashAttention's tests, with an rms bound added).
+"""
+
+import itertools
+
+import pytest
+import torch
+
+import vitkern.ops as ops
+from vitkern import cpu
+from vitkern.registry import LAYOUTS, REGISTRY, Error
+
+FP32, BF16 = torch.float32, torch.bfloat16
+SPECS = list(REGISTRY.values())
+
+
+def run_native(spec, inputs, isa="", save=True):
+    """The native kernel of one instruction set, as the dispatcher would call it."""
+    args = spec.arguments(inputs, save)
+    sizes, results = spec.op.allocate(dict(zip(spec.op.arguments, args, strict=True)))
+    spec.load("native")(sizes, results, *args, isa=isa)
+    return results
+
+
+def run_reference(spec, inputs, dtype, save=True):
+    cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+    return spec.op.reference(*spec.arguments(cast, save))
+
+
+def check(spec, got, inputs, dtype, slack=None):
+    """Each result of `got` within the contract, NaN and Inf where the truth has them."""
+    truths = run_reference(spec, inputs, torch.float64)
+    torchs = run_reference(spec, inputs, dtype)
+    for name, g, truth, t in zip(spec.op.outputs, got, truths, torchs, strict=True):
+        assert g.shape == truth.shape, f"{spec.name}.{name}: {g.shape}, expected {truth.shape}"
+        finite = truth.isfinite()
+        assert torch.equal(g.isnan(), truth.isnan()), f"{spec.name}.{name}: NaN in other places"
+        assert torch.equal(g.isinf(), truth.isinf()), f"{spec.name}.{name}: Inf in other places"
+        ours, theirs = Error.of(g[finite], truth[finite]), Error.of(t[finite], truth[finite])
+        kind = dtype if g.dtype == dtype else FP32
+        assert ours.within(theirs, slack or spec.slack, kind), f"{name}: {ours} against torch's {theirs}"
+
+
+def every_case():
+    for spec in SPECS:
+        for isa, axes, dtype, layout in itertools.product(cpu.isas(), spec.cases, (FP32, BF16), LAYOUTS):
+            shape = "x".join(map(str, axes.values()))
+            name = f"{spec.name}-{isa}-{shape}-{str(dtype)[6:]}-{layout}"
+            yield pytest.param(spec, isa, axes, dtype, layout, id=name)
+
+
+@pytest.mark.parametrize("spec, isa, axes, dtype, layout", list(every_case()))
+def test_matches_reference(spec, isa, axes, dtype, layout):
+    inputs = spec.make_inputs(axes, dtype, layout)
+    check(spec, run_native(spec, inputs, isa), inputs, dtype)
+
+
+def every_isa(specs=SPECS):
+    return [
+        pytest.param(spec, isa, spec.cases[3], id=f"{spec.name}-{isa}")
+        for spec, isa in itertools.product(specs, cpu.isas())
+    ]
+
+
+FIRST = {spec.name: spec.inputs[0] for spec in SPECS}
+
+
+@pytest.mark.parametrize("dtype", (FP32, BF16), ids=("float32", "bfloat16"))
+@pytest.mark.parametrize("spec, isa, axes", every_isa())
+def test_stays_exact_with_outlier_channels(spec, isa, axes, dtype):
+    """Real ViTs have rows with large means and a few channels a hundred times the others."""
+    inputs = spec.make_inputs(axes, FP32)
+    x = inputs[FIRST[spec.name]]
+    if not x.is_floating_point():
+        pytest.skip("pixels have no outliers")
+    if spec.op.name == "attention":  # large scores: softmax is nearly one-hot
+        x[..., 0] *= 8
+    else:
+        x += 10
+        x[..., ::37] *= 100
+    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+    check(spec, run_native(spec, inputs, isa), inputs, dtype)
+
+
+@pytest.mark.parametrize("bad", (float("nan"), float("inf"), float("-inf")), ids=str)
+@pytest.mark.parametrize("spec, isa, axes", every_isa())
+def test_nan_and_inf_come_out_where_the_reference_has_them(spec, isa, axes, bad):
+    inputs = spec.make_inputs(axes, FP32)
+    x = inputs[FIRST[spec.name]]
+    if not x.is_floating_point():
+        pytest.skip("uint8 has neither")
+    if spec.name == "attention+offsets":
+        pytest.skip("the reference multiplies foreign values by zero, which a NaN survives")
+    x.view(-1)[x.numel() // 2] = bad
+    check(spec, run_native(spec, inputs, isa), inputs, FP32)
+
+
+@pytest.mark.parametrize("isa", cpu.isas())
+@pytest.mark.parametrize("name", ops.ACTIVATIONS)
+def test_activations_keep_nan_and_inf(name, isa):
+    spec = REGISTRY["norm_linear" if name == "none" else f"norm_linear+{name}"]
+    inputs = spec.make_inputs({"M": 3, "K": 5, "N": 7}, FP32)
+    special = torch.tensor([0.0, -0.0, 3e38, -3e38, float("inf"), float("-inf"), float("nan")])
+    inputs["weight"] = torch.zeros(7, 5)
+    inputs["bias"] = special
+    check(spec, run_native(spec, inputs, isa), inputs, FP32)
+
+
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_masked_keys_and_rows(isa):
+    """-inf in the bias hides a key; a row with no key left is NaN, as in softmax."""
+    spec = REGISTRY["attention+bias"]
+    inputs = spec.make_inputs({"B": 2, "S": 301, "H": 2, "E": 16}, FP32)
+    inputs["bias"][:, :, :, :290] = float("-inf")  # whole first blocks of keys hidden
+    inputs["bias"][0, 1, 7] = float("-inf")
+    got = run_native(spec, inputs, isa)
+    truth = run_reference(spec, inputs, torch.float64)
+    assert got[0][0, 7, 1].isnan().all() and got[0].isnan().sum() == 16
+    assert torch.equal(got[0].isnan(), truth[0].isnan())
+    ok = truth[0].isfinite()
+    assert Error.of(got[0][ok], truth[0][ok]).worst < 1e-5
+
+
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_bias_broadcasts(isa):
+    spec = REGISTRY["attention+bias"]
+    inputs = spec.make_inputs({"B": 2, "S": 19, "H": 3, "E": 8}, FP32)
+    for shape in ((1, 3, 19, 19), (2, 1, 19, 19), (1, 1, 19, 19)):
+        part = {**inputs, "bias": inputs["bias"][: shape[0], : shape[1]]}
+        check(spec, run_native(spec, part, isa), part, FP32)
+
+
+@pytest.mark.parametrize("spec, isa, axes", every_isa())
+def test_is_deterministic_for_any_number_of_threads(spec, isa, axes):
+    inputs = spec.make_inputs(axes, FP32)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(run_native(spec, inputs, isa))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("spec, isa, axes", every_isa([s for s in SPECS if not s.makers.get("seed")]))
+def test_a_row_does_not_depend_on_its_neighbours(spec, isa, axes):
+    """Batch invariance, bit for bit: half of the batch gives half of the result."""
+    if spec.name == "attention+offsets":
+        pytest.skip("one batch row by definition")
+    axes = {**axes, "B": 3} if "B" in axes else {**axes, "M": 61}
+    letter = "B" if "B" in axes else "M"
+    inputs = spec.make_inputs(axes, FP32)
+    whole = run_native(spec, inputs, isa, save=False)[0]
+    strings = {n: spec.op.axes[n].replace("...", "M").split()[0] for n in inputs}
+    last = {n: t[-1:] if strings[n].rstrip("?") == letter else t for n, t in inputs.items()}
+    assert torch.equal(run_native(spec, last, isa, save=False)[0], whole[-1:])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_is_a_well_behaved_torch_op(spec, layout):
+    inputs = spec.make_inputs(spec.cases[2], FP32, layout)
+    for name in spec.op.differentiable:
+        if name in inputs and inputs[name].is_floating_point():
+            inputs[name].requires_grad_()
+    torch.library.opcheck(spec.torch_op(), tuple(spec.arguments(inputs, save=True)))
+
+
+def gradients(spec, inputs, names, dtype, function):
+    cast = {n: t.detach().to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+    for name in names:
+        cast[name].requires_grad_()
+    result = function(*spec.arguments(cast, save=True))
+    result = result[0] if isinstance(result, tuple) else result
+    g = torch.Generator().manual_seed(1)
+    weights = torch.randn(result.shape, generator=g, dtype=torch.float64).to(dtype)
+    return torch.autograd.grad(result, [cast[n] for n in names], weights)
+
+
+@pytest.mark.parametrize("dtype", (FP32, BF16), ids=("float32", "bfloat16"))
+@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+def test_gradients_match_reference(spec, dtype):
+    """Gradients through the operator, against autograd of the reference in float64, by the same contract."""
+    inputs = {
+        n: t.to(dtype) if t.is_floating_point() else t
+        for n, t in spec.make_inputs(spec.cases[3], FP32).items()
+    }
+    names = [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
+    truths = gradients(spec, inputs, names, torch.float64, spec.op.reference)
+    torchs = gradients(spec, inputs, names, dtype, spec.op.reference)
+    ours = gradients(spec, inputs, names, dtype, spec.torch_op())
+    for name, got, truth, theirs in zip(names, ours, truths, torchs, strict=True):
+        error, yardstick = Error.of(got, truth), Error.of(theirs, truth)
+        assert error.within(yardstick, spec.slack, dtype), f"d{name}: {error} against torch's {yardstick}"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+def test_gradients_match_finite_differences(spec):
+    inputs = spec.make_inputs(spec.cases[2], torch.float64)
+    names = [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
+
+    def function(*tensors):
+        result = spec.torch_op()(*spec.arguments({**inputs, **dict(zip(names, tensors, strict=True))}, True))
+        return result if isinstance(result, torch.Tensor) else result[0]
+
+    tensors = [inputs[n].requires_grad_() for n in names]
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=True)

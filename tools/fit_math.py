@@ -1,0 +1,52 @@
+"""Print the polynomial coefficients of csrc/cpu/math.hpp, fitted anew (needs numpy and scipy).
+
+    python tools/fit_math.py
+
+Each is a weighted least-squares fit whose weights are raised where the error is largest (Lawson's iteration),
+which ends close to the minimax polynomial. Coefficients come lowest power first, rounded to fp32.
+"""
+
+import numpy as np
+from scipy.special import erf, erfc
+
+NODES = np.cos((np.arange(3000) + 0.5) * np.pi / 3000)  # Chebyshev nodes: dense at both ends
+
+
+def fit(x, powers, target, weight):
+    """Coefficients of sum c[i] x**powers[i] ~ target that flatten |error| * weight, and that error."""
+    basis = x[:, None] ** np.array(powers)
+    emphasis, best = np.ones_like(x), None
+    for _ in range(200):
+        w = np.sqrt(emphasis) * weight
+        c, *_ = np.linalg.lstsq(basis * w[:, None], target * w, rcond=None)
+        error = np.abs(basis @ c - target) * weight
+        if best is None or error.max() < best[0]:
+            best = error.max(), c
+        emphasis *= error / error.max() + 1e-4
+        emphasis /= emphasis.sum()
+    return best
+
+
+def show(name, error_and_c):
+    error, c = error_and_c
+    print(f"{name}: error {error:.1e}, c = {[float(np.float32(a)) for a in c]}")
+
+
+def main() -> None:
+    r = NODES * np.log(2) / 2 * 1.0001
+    show("exp(r) - 1 - r, powers 2..6 of r", fit(r, range(2, 7), np.exp(r) - 1 - r, 1 / np.exp(r)))
+
+    t = (NODES + 1) / 2 * 0.925**2 + 1e-12
+    y = erf(np.sqrt(t)) / np.sqrt(t)
+    show("erf(x) / x - 1 below 0.925, powers 0..5 of x^2", fit(t, range(6), y - 1, 1 / y))
+
+    x = (NODES + 1) / 2 * (4.0 - 0.924) + 0.924
+    show("-log(1 - erf(x)) up to 4, powers 0..6 of x", fit(x, range(7), -np.log(erfc(x)), erfc(x) / erf(x)))
+
+    t = (NODES + 1) / 2 * 0.65**2 + 1e-12
+    y = np.tanh(np.sqrt(t)) / np.sqrt(t)
+    show("tanh(x) / x - 1 below 0.65, powers 1..5 of x^2", fit(t, range(1, 6), y - 1, 1 / y))
+
+
+if __name__ == "__main__":
+    main()

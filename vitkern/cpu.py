@@ -1,0 +1,161 @@
+"""The native CPU backend: lays tensors out as the kernels want them, then hands raw pointers to vitkern._C.
+
+_C does not link against torch, so one build serves every torch version. A kernel reads matrices in place when
+their last axis is contiguous, and per-channel vectors (norms, biases, gamma) in fp32; anything else is copied
+first. Sizes were checked and results allocated by the caller (registry.Operator.allocate).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _C
+
+DTYPES = {torch.float32: _C.DType.f32, torch.bfloat16: _C.DType.bf16, torch.uint8: _C.DType.u8}
+ACTIVATIONS = {name: getattr(_C.Activation, name) for name in _C.Activation.__members__}
+_OFF = (0, 0, 1.0)
+
+
+def isas() -> list[str]:
+    """Instruction sets this build and this CPU have, best first."""
+    return _C.isas()
+
+
+def _rows(t: Tensor) -> tuple[Tensor, int]:
+    """t as (M, last axis) with contiguous rows, in place when it can be, and the distance of its rows."""
+    flat = t.reshape(-1, t.shape[-1]) if t.shape[-1] else t.new_empty(t.shape[:-1].numel(), 0)
+    if flat.stride(1) != 1 and flat.shape[1] > 1:
+        flat = flat.contiguous()
+    return flat, flat.stride(0)
+
+
+def _vector(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.to(torch.float32).contiguous()
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None or t.numel() == 0 else t.data_ptr()
+
+
+def _dropout(p: float, seed: Tensor | None) -> tuple[int, int, float]:
+    """(seed, threshold, scale) of csrc/cpu/kernels.hpp's Dropout."""
+    if not p:
+        return _OFF
+    return int(seed.item()), round(p * 2**24), 1 / (1 - p) if p < 1 else 0.0
+
+
+def layernorm(n, results, x, weight, bias, eps, save, isa="") -> None:
+    x, x_stride = _rows(x)
+    weight, bias = _vector(weight), _vector(bias)
+    _C.layernorm(
+        isa, threads=torch.get_num_threads(), dtype=DTYPES[x.dtype], x=_address(x),
+        weight=_address(weight), bias=_address(bias), y=_address(results[0]),
+        stats=_address(results[1]), M=n["M"], D=n["D"], x_stride=x_stride, eps=eps,
+    )  # fmt: skip
+
+
+def norm_linear(
+    n, results, x, norm_weight, norm_bias, weight, bias, activation, eps, save, isa=""
+) -> None:
+    x, x_stride = _rows(x)
+    weight = weight.contiguous()
+    norm_weight, norm_bias, bias = _vector(norm_weight), _vector(norm_bias), _vector(bias)
+    y, stats, pre = results
+    _C.norm_linear(
+        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
+        x=_address(x), norm_weight=_address(norm_weight), norm_bias=_address(norm_bias),
+        weight=_address(weight), bias=_address(bias), y=_address(y), stats=_address(stats),
+        pre=_address(pre), M=n["M"], K=n["K"], N=n["N"], x_stride=x_stride, eps=eps,
+        activation=ACTIVATIONS[activation],
+    )  # fmt: skip
+
+
+def attention(n, results, qkv, bias, scale, dropout_p, seed, offsets, save, isa="") -> None:
+    if qkv.stride(4) != 1 and n["E"] > 1:
+        qkv = qkv.contiguous()
+    sequences = 1
+    if offsets is not None:
+        ends = offsets.tolist()
+        if ends[0] != 0 or ends[-1] != n["S"] or sorted(ends) != ends or n["B"] != 1:
+            raise ValueError(
+                f"attention: offsets must ascend from 0 to S={n['S']} with B=1, got"
+                f" {ends[:4]}{'...' if len(ends) > 4 else ''} with B={n['B']}"
+            )
+        offsets, sequences = offsets.to(torch.int32).contiguous(), len(ends) - 1
+    bias_strides = (0, 0, 0)
+    if bias is not None:
+        bias = bias.to(torch.float32)
+        if bias.stride(3) != 1:
+            bias = bias.contiguous()
+        broad = [0 if size == 1 else stride for size, stride in zip(bias.shape, bias.stride(), strict=True)]
+        bias_strides = (broad[0], broad[1], bias.stride(2))
+    b_stride, s_stride, part_stride, h_stride, _ = qkv.stride()
+    _C.attention(
+        isa, threads=torch.get_num_threads(), dtype=DTYPES[qkv.dtype], qkv=_address(qkv),
+        bias=_address(bias), offsets=_address(offsets), y=_address(results[0]),
+        lse=_address(results[1]), B=n["B"], S=n["S"], H=n["H"], E=n["E"], sequences=sequences,
+        b_stride=b_stride, s_stride=s_stride, part_stride=part_stride, h_stride=h_stride,
+        bias_b_stride=bias_strides[0], bias_h_stride=bias_strides[1], bias_s_stride=bias_strides[2],
+        scale=scale, dropout=_dropout(dropout_p, seed),
+    )  # fmt: skip
+
+
+def linear_residual(
+    n, results, x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed, isa=""
+) -> None:
+    (x, x_stride), (residual, residual_stride) = _rows(x), _rows(residual)
+    weight, bias, gamma = weight.contiguous(), _vector(bias), _vector(gamma)
+    _C.linear_residual(
+        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
+        y_dtype=DTYPES[residual.dtype], x=_address(x), weight=_address(weight), bias=_address(bias),
+        residual=_address(residual), gamma=_address(gamma), y=_address(results[0]), B=n["B"], S=n["S"],
+        K=n["K"], N=n["N"], x_stride=x_stride, residual_stride=residual_stride,
+        dropout=_dropout(dropout_p, seed), path=_dropout(drop_path_p, seed),
+    )  # fmt: skip
+
+
+def mlp(
+    n, results, x, norm_weight, norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias, gamma,
+    activation, eps, dropout_p, drop_path_p, seed, save, isa="",
+) -> None:  # fmt: skip
+    x, x_stride = _rows(x)
+    if fc2_weight.dtype != fc1_weight.dtype:
+        raise TypeError(f"mlp: fc1_weight is {fc1_weight.dtype}, fc2_weight {fc2_weight.dtype}; use one dtype")
+    fc1_weight, fc2_weight = fc1_weight.contiguous(), fc2_weight.contiguous()
+    vectors = {
+        "norm_weight": norm_weight, "norm_bias": norm_bias, "fc1_bias": fc1_bias,
+        "fc2_bias": fc2_bias, "gamma": gamma,
+    }  # fmt: skip
+    vectors = {name: _vector(t) for name, t in vectors.items()}
+    y, stats, pre = results
+    _C.mlp(
+        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[fc1_weight.dtype],
+        x=_address(x), fc1_weight=_address(fc1_weight), fc2_weight=_address(fc2_weight), y=_address(y),
+        stats=_address(stats), pre=_address(pre), B=n["B"], S=n["S"], D=n["D"], F=n["F"],
+        x_stride=x_stride, eps=eps, activation=ACTIVATIONS[activation],
+        dropout=_dropout(dropout_p, seed), path=_dropout(drop_path_p, seed),
+        **{name: _address(t) for name, t in vectors.items()},
+    )  # fmt: skip
+
+
+def patch_embed(
+    n, results, image, weight, bias, prefix, position, mean, std, dropout_p, seed, isa=""
+) -> None:
+    weight = weight.contiguous()
+    vectors = {"bias": bias, "prefix": prefix, "position": position, "mean": mean, "std": std}
+    vectors = {name: _vector(t) for name, t in vectors.items()}
+    b_stride, c_stride, y_stride, x_stride = image.stride()
+    _C.patch_embed(
+        isa, threads=torch.get_num_threads(), image_dtype=DTYPES[image.dtype],
+        w_dtype=DTYPES[weight.dtype], image=_address(image), weight=_address(weight),
+        y=_address(results[0]), B=n["B"], C=n["C"], Y=n["Y"], X=n["X"], py=n["py"], px=n["px"],
+        D=n["D"], T=n.get("T", 0), b_stride=b_stride, c_stride=c_stride, y_stride=y_stride,
+        x_stride=x_stride, dropout=_dropout(dropout_p, seed),
+        **{name: _address(t) for name, t in vectors.items()},
+    )  # fmt: skip
+
+
+def isa() -> str:
+    """The instruction set in use: VITKERN_ISA, or the best this CPU has."""
+    return _C.features()["isa"]

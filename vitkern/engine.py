@@ -1,0 +1,147 @@
+"""The packed engine's Python half: packs a ViT's weights once, then one native call per forward.
+
+An engine is a snapshot. `stale()` tells when a parameter was replaced or changed in place since (by tensor
+identity and version counter), and the model then packs a new one. Writes through `parameter.data` leave no
+trace in the version counter: call `model.repack()` after them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from . import _C, cpu
+
+if TYPE_CHECKING:
+    from .model import ViT
+
+_WEIGHTS = {"fp32": _C.DType.f32, "bf16": _C.DType.bf16}
+_POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
+_MODEL_DTYPES = (torch.float32, torch.bfloat16)
+_GRIDS_KEPT = 8  # image sizes whose positions and attention biases are remembered
+
+
+def why_not(model: ViT, image: Tensor, precision: str) -> str:
+    """ "" when the packed engine can serve this call, else the reason in one line."""
+    if precision not in _WEIGHTS:
+        return f"the engine computes in {' or '.join(_WEIGHTS)}, not {precision}"
+    if image.device.type != "cpu":
+        return f"the packed engine runs on the CPU, the image is on {image.device}"
+    if image.dtype not in cpu.DTYPES:
+        return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
+    weight = model.patch_embed.proj.weight
+    if weight.device.type != "cpu" or weight.dtype not in _MODEL_DTYPES:
+        return f"the packed engine packs float32 or bfloat16 on the CPU, not {weight.dtype} on {weight.device}"
+    if weight.is_inference():
+        return "the parameters are inference tensors, whose changes cannot be seen"
+    return ""
+
+
+class Engine:
+    """A ViT's weights, packed for one precision; calls may come from several threads at once."""
+
+    def __init__(self, model: ViT, precision: str, isa: str = "") -> None:
+        self.model, self.precision = model, precision
+        c = model.config
+        self._watched = [
+            (module._parameters, key, parameter, parameter._version)
+            for module in model.modules()
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        self._native = _C.Engine(
+            isa, channels=c.channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
+            heads=c.heads, mlp_width=c.mlp_width, depth=c.depth, eps=c.norm_eps,
+            activation=cpu.ACTIVATIONS[c.activation], weights=_WEIGHTS[precision],
+        )  # fmt: skip
+        self._whole_head = c.head == "linear" and c.pool in _POOLS  # else the head runs in PyTorch
+        self._grids: OrderedDict[tuple[int, int], tuple] = OrderedDict()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                self._set(name, parameter.detach())
+            self._pixels = [
+                None if t is None else torch.tensor(t, dtype=torch.float32) for t in (c.mean, c.std)
+            ]
+        self._native.finish()
+
+    def _set(self, name: str, parameter: Tensor) -> None:
+        if name.startswith("head.") and not self._whole_head:
+            return
+        if name.endswith(".weight") and parameter.ndim > 1:
+            matrix = parameter.flatten(1).contiguous()
+            N, K = matrix.shape
+            self._native.set_matrix(name, cpu.DTYPES[matrix.dtype], matrix.data_ptr(), N, K)
+        elif parameter.ndim == 1:
+            vector = parameter.float().contiguous()
+            self._native.set_vector(name, vector.data_ptr(), vector.numel())
+
+    @property
+    def isa(self) -> str:
+        return self._native.isa
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of the packed weights, beside the parameters themselves."""
+        return self._native.packed_bytes
+
+    def stale(self) -> bool:
+        """Whether a parameter was replaced or changed in place since packing."""
+        return any(
+            parameters.get(key) is not seen or seen._version != version
+            for parameters, key, seen, version in self._watched
+        )
+
+    def logits(self, image: Tensor) -> Tensor:
+        """What `ViT.forward` returns: (B, classes), or (B, D) without a head."""
+        c = self.model.config
+        if not self._whole_head:
+            return self.model.forward_head(self.tokens(image))
+        y = torch.empty(image.shape[0], self._native.classes or c.width)
+        return self._run(image, y, _POOLS[c.pool], head=True)
+
+    def tokens(self, image: Tensor) -> Tensor:
+        """What `ViT.forward_features` returns: (B, S, D)."""
+        c = self.model.config
+        patches = (image.shape[2] // c.patch_size) * (image.shape[3] // c.patch_size)
+        y = torch.empty(image.shape[0], c.prefix_tokens + patches, c.width)
+        return self._run(image, y, _C.Pool.tokens, head=False)
+
+    def _run(self, image: Tensor, y: Tensor, pool: _C.Pool, head: bool) -> Tensor:
+        c = self.model.config
+        B, _, Y, X = image.shape
+        prefix, position, biases = self._of_grid(Y // c.patch_size, X // c.patch_size)
+        mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)
+        self._native.forward(
+            threads=torch.get_num_threads(), dtype=cpu.DTYPES[image.dtype], image=image.data_ptr(),
+            B=B, Y=Y, X=X, strides=image.stride(), prefix=_address(prefix), T=c.prefix_tokens,
+            position=_address(position), mean=_address(mean), std=_address(std),
+            biases=[b.data_ptr() for b in biases], pool=pool, head=head, y=y.data_ptr(),
+        )  # fmt: skip
+        return y.to(self.model.patch_embed.proj.weight.dtype)
+
+    def _of_grid(self, grid_y: int, grid_x: int) -> tuple:
+        """(prefix, position, attention biases) of an image size, in fp32."""
+        found = self._grids.get((grid_y, grid_x))
+        if found is None:
+            with torch.no_grad():
+                prefix, position = self.model.position_rows(grid_y, grid_x)
+                biases = [
+                    self.model.attention_bias(i, grid_y, grid_x) for i in range(self.model.config.depth)
+                ]
+                biases = [b.float().contiguous() for b in biases if b is not None]
+                found = (_fp32(prefix), _fp32(position), biases)
+            self._grids[grid_y, grid_x] = found
+            while len(self._grids) > _GRIDS_KEPT:
+                self._grids.popitem(last=False)
+        return found
+
+
+def _fp32(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.float().contiguous()
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
