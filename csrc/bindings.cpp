@@ -1,5 +1,6 @@
-// The Python face of the native backend: names, pointers and sizes. No arithmetic here; the only file that knows
-// pybind11. Tensors come as addresses (0 is null), which vitkern/cpu.py and vitkern/engine.py have checked.
+// The Python face of the native backend: names, pointers and sizes. No arithmetic here; the only
+// file that knows pybind11. Tensors come as addresses (0 is null), which vitkern/cpu.py and
+// vitkern/engine.py have checked.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #if defined(_OPENMP)
@@ -22,17 +23,22 @@ T* at(Address a) {
   return reinterpret_cast<T*>(a);
 }
 
-Dropout dropout(std::tuple<uint64_t, uint32_t, float> d) { return {std::get<0>(d), std::get<1>(d), std::get<2>(d)}; }
+Dropout dropout(std::tuple<uint64_t, uint32_t, float> d) {
+  return {std::get<0>(d), std::get<1>(d), std::get<2>(d)};
+}
 
 // A field of the args struct from the Python keyword of the same name.
 #define INTO(args, field) args.field = kw[#field].cast<decltype(args.field)>()
-#define INTO_ADDRESS(args, field) args.field = at<std::remove_pointer_t<decltype(args.field)>>(kw[#field].cast<Address>())
-#define INTO_DROPOUT(args, field) args.field = dropout(kw[#field].cast<std::tuple<uint64_t, uint32_t, float>>())
+#define INTO_ADDRESS(args, field) \
+  args.field = at<std::remove_pointer_t<decltype(args.field)>>(kw[#field].cast<Address>())
+#define INTO_DROPOUT(args, field) \
+  args.field = dropout(kw[#field].cast<std::tuple<uint64_t, uint32_t, float>>())
 
 layernorm_args layernorm_from(const py::kwargs& kw) {
   layernorm_args a{};
   INTO(a, threads), INTO(a, dtype), INTO(a, M), INTO(a, D), INTO(a, x_stride), INTO(a, eps);
-  INTO_ADDRESS(a, x), INTO_ADDRESS(a, weight), INTO_ADDRESS(a, bias), INTO_ADDRESS(a, y), INTO_ADDRESS(a, stats);
+  INTO_ADDRESS(a, x), INTO_ADDRESS(a, weight), INTO_ADDRESS(a, bias), INTO_ADDRESS(a, y),
+      INTO_ADDRESS(a, stats);
   return a;
 }
 
@@ -40,7 +46,8 @@ norm_linear_args norm_linear_from(const py::kwargs& kw) {
   norm_linear_args a{};
   INTO(a, threads), INTO(a, x_dtype), INTO(a, w_dtype), INTO(a, activation), INTO(a, eps);
   INTO(a, M), INTO(a, K), INTO(a, N), INTO(a, x_stride);
-  INTO_ADDRESS(a, x), INTO_ADDRESS(a, norm_weight), INTO_ADDRESS(a, norm_bias), INTO_ADDRESS(a, weight);
+  INTO_ADDRESS(a, x), INTO_ADDRESS(a, norm_weight), INTO_ADDRESS(a, norm_bias),
+      INTO_ADDRESS(a, weight);
   INTO_ADDRESS(a, bias), INTO_ADDRESS(a, y), INTO_ADDRESS(a, stats), INTO_ADDRESS(a, pre);
   return a;
 }
@@ -51,7 +58,8 @@ attention_args attention_from(const py::kwargs& kw) {
   INTO(a, B), INTO(a, S), INTO(a, H), INTO(a, E), INTO(a, sequences);
   INTO(a, b_stride), INTO(a, s_stride), INTO(a, part_stride), INTO(a, h_stride);
   INTO(a, bias_b_stride), INTO(a, bias_h_stride), INTO(a, bias_s_stride);
-  INTO_ADDRESS(a, qkv), INTO_ADDRESS(a, bias), INTO_ADDRESS(a, offsets), INTO_ADDRESS(a, y), INTO_ADDRESS(a, lse);
+  INTO_ADDRESS(a, qkv), INTO_ADDRESS(a, bias), INTO_ADDRESS(a, offsets), INTO_ADDRESS(a, y),
+      INTO_ADDRESS(a, lse);
   return a;
 }
 
@@ -68,9 +76,12 @@ mlp_args mlp_from(const py::kwargs& kw) {
   mlp_args a{};
   INTO(a, threads), INTO(a, x_dtype), INTO(a, w_dtype), INTO(a, activation), INTO(a, eps);
   INTO(a, B), INTO(a, S), INTO(a, D), INTO(a, F), INTO(a, x_stride);
-  INTO_ADDRESS(a, x), INTO_ADDRESS(a, norm_weight), INTO_ADDRESS(a, norm_bias), INTO_ADDRESS(a, fc1_weight);
-  INTO_ADDRESS(a, fc1_bias), INTO_ADDRESS(a, fc2_weight), INTO_ADDRESS(a, fc2_bias), INTO_ADDRESS(a, gamma);
-  INTO_ADDRESS(a, y), INTO_ADDRESS(a, stats), INTO_ADDRESS(a, pre), INTO_DROPOUT(a, dropout), INTO_DROPOUT(a, path);
+  INTO_ADDRESS(a, x), INTO_ADDRESS(a, norm_weight), INTO_ADDRESS(a, norm_bias),
+      INTO_ADDRESS(a, fc1_weight);
+  INTO_ADDRESS(a, fc1_bias), INTO_ADDRESS(a, fc2_weight), INTO_ADDRESS(a, fc2_bias),
+      INTO_ADDRESS(a, gamma);
+  INTO_ADDRESS(a, y), INTO_ADDRESS(a, stats), INTO_ADDRESS(a, pre), INTO_DROPOUT(a, dropout),
+      INTO_DROPOUT(a, path);
   return a;
 }
 
@@ -86,19 +97,23 @@ patch_embed_args patch_embed_from(const py::kwargs& kw) {
 
 EngineConfig config_from(const py::kwargs& kw) {
   EngineConfig c{};
-  INTO(c, channels), INTO(c, patch_y), INTO(c, patch_x), INTO(c, width), INTO(c, heads), INTO(c, mlp_width);
+  INTO(c, channels), INTO(c, patch_y), INTO(c, patch_x), INTO(c, width), INTO(c, heads),
+      INTO(c, mlp_width);
   INTO(c, depth), INTO(c, eps), INTO(c, activation), INTO(c, weights);
   return c;
 }
 
 EngineInput input_from(const py::kwargs& kw) {
   EngineInput in{};
-  INTO(in, threads), INTO(in, dtype), INTO(in, B), INTO(in, Y), INTO(in, X), INTO(in, T), INTO(in, pool), INTO(in, head);
-  INTO_ADDRESS(in, image), INTO_ADDRESS(in, prefix), INTO_ADDRESS(in, position), INTO_ADDRESS(in, mean);
+  INTO(in, threads), INTO(in, dtype), INTO(in, B), INTO(in, Y), INTO(in, X), INTO(in, T),
+      INTO(in, pool), INTO(in, head);
+  INTO_ADDRESS(in, image), INTO_ADDRESS(in, prefix), INTO_ADDRESS(in, position),
+      INTO_ADDRESS(in, mean);
   INTO_ADDRESS(in, std), INTO_ADDRESS(in, y);
   const auto strides = kw["strides"].cast<std::array<int64_t, 4>>();
   for (int i = 0; i < 4; ++i) in.strides[i] = strides[i];
-  for (const Address a : kw["biases"].cast<std::vector<Address>>()) in.biases.push_back(at<const float>(a));
+  for (const Address a : kw["biases"].cast<std::vector<Address>>())
+    in.biases.push_back(at<const float>(a));
   return in;
 }
 
@@ -125,26 +140,33 @@ py::dict features() {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "vitkern's native CPU kernels; use vitkern.ops and vitkern.ViT instead.";
-  py::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("u8", DType::u8);
+  py::enum_<DType>(m, "DType")
+      .value("f32", DType::f32)
+      .value("bf16", DType::bf16)
+      .value("u8", DType::u8);
   py::enum_<Activation>(m, "Activation")
       .value("none", Activation::none)
       .value("gelu", Activation::gelu)
       .value("gelu_tanh", Activation::gelu_tanh)
       .value("quick_gelu", Activation::quick_gelu)
       .value("tanh", Activation::tanh);
-  py::enum_<Pool>(m, "Pool").value("tokens", Pool::tokens).value("token", Pool::token).value("mean", Pool::mean);
+  py::enum_<Pool>(m, "Pool")
+      .value("tokens", Pool::tokens)
+      .value("token", Pool::token)
+      .value("mean", Pool::mean);
 
   m.def("features", &features, "The CPU, its instruction sets, AMX state and threads, as a dict.");
   m.def("isas", &available_isas, "Instruction sets this build and this CPU have, best first.");
-  m.def("arena_allocations", &arena_allocations, "How often scratch memory was asked of the system.");
+  m.def("arena_allocations", &arena_allocations,
+        "How often scratch memory was asked of the system.");
   m.def("arena_trim", &arena_trim, "Give idle scratch memory back to the system.");
 
-#define BIND(kernel)                                              \
+#define BIND(kernel)                                                \
   m.def(#kernel, [](const std::string& isa, const py::kwargs& kw) { \
-    const kernel##_args args = kernel##_from(kw);                 \
-    const Isa chosen = isa_named(isa);                            \
-    const py::gil_scoped_release unlocked;                        \
-    kernel(chosen, args);                                         \
+    const kernel##_args args = kernel##_from(kw);                   \
+    const Isa chosen = isa_named(isa);                              \
+    const py::gil_scoped_release unlocked;                          \
+    kernel(chosen, args);                                           \
   })
   BIND(layernorm);
   BIND(norm_linear);
@@ -154,7 +176,8 @@ PYBIND11_MODULE(_C, m) {
   BIND(patch_embed);
 #undef BIND
 
-  py::class_<Engine>(m, "Engine", "A ViT's packed weights; forward() may run in several threads at once.")
+  py::class_<Engine>(m, "Engine",
+                     "A ViT's packed weights; forward() may run in several threads at once.")
       .def(py::init([](const std::string& isa, const py::kwargs& kw) {
         return std::make_unique<Engine>(isa_named(isa), config_from(kw));
       }))
@@ -163,10 +186,8 @@ PYBIND11_MODULE(_C, m) {
              const py::gil_scoped_release unlocked;
              e.set_matrix(name, dtype, at<const void>(data), N, K);
            })
-      .def("set_vector",
-           [](Engine& e, const std::string& name, Address data, int64_t n) {
-             e.set_vector(name, at<const float>(data), n);
-           })
+      .def("set_vector", [](Engine& e, const std::string& name, Address data,
+                            int64_t n) { e.set_vector(name, at<const float>(data), n); })
       .def("finish", &Engine::finish)
       .def("forward",
            [](const Engine& e, const py::kwargs& kw) {

@@ -1,5 +1,6 @@
-// The CPU kernels without Python, for ASan and UBSan: every instruction set, both storage types, odd sizes, and
-// buffers of exactly the size a kernel may touch. The sums are compared with plain loops in double.
+// The CPU kernels without Python, for ASan and UBSan: every instruction set, both storage types,
+// odd sizes, and buffers of exactly the size a kernel may touch. The sums are compared with plain
+// loops in double.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -38,14 +39,18 @@ struct Array {
   std::vector<uint16_t> h;
 
   Array(DType type, int64_t n, bool fill = true) : dtype(type) {
-    if (type == DType::f32) f.resize(n);
-    else h.resize(n);
+    if (type == DType::f32)
+      f.resize(n);
+    else
+      h.resize(n);
     for (int64_t i = 0; fill && i < n; ++i) {
       const float x = uniform();
       uint32_t bits;
       std::memcpy(&bits, &x, 4);
-      if (type == DType::f32) f[i] = x;
-      else h[i] = static_cast<uint16_t>(bits >> 16);
+      if (type == DType::f32)
+        f[i] = x;
+      else
+        h[i] = static_cast<uint16_t>(bits >> 16);
     }
     f.shrink_to_fit();
     h.shrink_to_fit();
@@ -60,7 +65,8 @@ void check(const std::string& what, const Array& got, const Doubles& want) {
   const double allowed = got.dtype == DType::f32 ? 2e-5 : 2e-2;
   double worst = 0;
   for (size_t i = 0; i < want.size(); ++i) {
-    const double miss = std::fabs(got[static_cast<int64_t>(i)] - want[i]) / (1 + std::fabs(want[i]));
+    const double miss =
+        std::fabs(got[static_cast<int64_t>(i)] - want[i]) / (1 + std::fabs(want[i]));
     worst = !(miss <= worst) ? miss : worst;  // a NaN sticks
   }
   ++checks;
@@ -69,13 +75,16 @@ void check(const std::string& what, const Array& got, const Doubles& want) {
   std::printf("FAILED %s: error %g\n", what.c_str(), worst);
 }
 
-Doubles normalised(const Array& x, const Array& w, const Array& b, int64_t M, int64_t D, double eps) {
+Doubles normalised(const Array& x, const Array& w, const Array& b, int64_t M, int64_t D,
+                   double eps) {
   Doubles y(M * D);
   for (int64_t m = 0; m < M; ++m) {
     double mean = 0, var = 0;
     for (int64_t i = 0; i < D; ++i) mean += x[m * D + i] / static_cast<double>(D);
-    for (int64_t i = 0; i < D; ++i) var += std::pow(x[m * D + i] - mean, 2) / static_cast<double>(D);
-    for (int64_t i = 0; i < D; ++i) y[m * D + i] = (x[m * D + i] - mean) / std::sqrt(var + eps) * w[i] + b[i];
+    for (int64_t i = 0; i < D; ++i)
+      var += std::pow(x[m * D + i] - mean, 2) / static_cast<double>(D);
+    for (int64_t i = 0; i < D; ++i)
+      y[m * D + i] = (x[m * D + i] - mean) / std::sqrt(var + eps) * w[i] + b[i];
   }
   return y;
 }
@@ -105,16 +114,20 @@ struct Case {
 };
 
 void test_layernorm(const Case& c, int64_t M, int64_t D) {
-  Array x(c.dtype, M * D), w(DType::f32, D), b(DType::f32, D), y(c.dtype, M * D, false), stats(DType::f32, 2 * M, false);
-  layernorm(c.isa, {c.threads, c.dtype, x.data(), w.f.data(), b.f.data(), y.data(), stats.f.data(), M, D, D, 1e-6f});
+  Array x(c.dtype, M * D), w(DType::f32, D), b(DType::f32, D), y(c.dtype, M * D, false),
+      stats(DType::f32, 2 * M, false);
+  layernorm(c.isa, {c.threads, c.dtype, x.data(), w.f.data(), b.f.data(), y.data(), stats.f.data(),
+                    M, D, D, 1e-6f});
   check(c.name("layernorm"), y, normalised(x, w, b, M, D, 1e-6));
 }
 
 void test_norm_linear(const Case& c, int64_t M, int64_t K, int64_t N) {
-  Array x(c.dtype, M * K), nw(DType::f32, K), nb(DType::f32, K), w(c.dtype, N * K), b(DType::f32, N);
+  Array x(c.dtype, M * K), nw(DType::f32, K), nb(DType::f32, K), w(c.dtype, N * K),
+      b(DType::f32, N);
   Array y(c.dtype, M * N, false), pre(c.dtype, M * N, false), stats(DType::f32, 2 * M, false);
-  norm_linear(c.isa, {c.threads, c.dtype, c.dtype, x.data(), nw.f.data(), nb.f.data(), w.data(), b.f.data(), y.data(),
-                      stats.f.data(), pre.data(), M, K, N, K, 1e-6f, Activation::gelu});
+  norm_linear(
+      c.isa, {c.threads, c.dtype, c.dtype, x.data(), nw.f.data(), nb.f.data(), w.data(), b.f.data(),
+              y.data(), stats.f.data(), pre.data(), M, K, N, K, 1e-6f, Activation::gelu});
   Doubles want = product(normalised(x, nw, nb, M, K, 1e-6), w, b, M, N, K);
   check(c.name("norm_linear pre"), pre, want);
   for (double& v : want) v = gelu(v);
@@ -125,8 +138,8 @@ void test_linear_residual(const Case& c, int64_t B, int64_t S, int64_t K, int64_
   const int64_t M = B * S;
   Array x(c.dtype, M * K), w(c.dtype, N * K), b(DType::f32, N), r(c.dtype, M * N), g(DType::f32, N);
   Array y(c.dtype, M * N, false);
-  linear_residual(c.isa, {c.threads, c.dtype, c.dtype, c.dtype, x.data(), w.data(), b.f.data(), r.data(), g.f.data(),
-                          y.data(), B, S, K, N, K, N, kOff, kOff});
+  linear_residual(c.isa, {c.threads, c.dtype, c.dtype, c.dtype, x.data(), w.data(), b.f.data(),
+                          r.data(), g.f.data(), y.data(), B, S, K, N, K, N, kOff, kOff});
   Doubles want = product(x, w, b, M, N, K);
   for (int64_t i = 0; i < M * N; ++i) want[i] = r[i] + g[i % N] * want[i];
   check(c.name("linear_residual"), y, want);
@@ -134,12 +147,33 @@ void test_linear_residual(const Case& c, int64_t B, int64_t S, int64_t K, int64_
 
 void test_mlp(const Case& c, int64_t B, int64_t S, int64_t D, int64_t F) {
   const int64_t M = B * S;
-  Array x(c.dtype, M * D), nw(DType::f32, D), nb(DType::f32, D), w1(c.dtype, F * D), b1(DType::f32, F);
+  Array x(c.dtype, M * D), nw(DType::f32, D), nb(DType::f32, D), w1(c.dtype, F * D),
+      b1(DType::f32, F);
   Array w2(c.dtype, D * F), b2(DType::f32, D), g(DType::f32, D), y(c.dtype, M * D, false);
   Array stats(DType::f32, 2 * M, false), pre(c.dtype, M * F, false);
-  mlp(c.isa, {c.threads, c.dtype, c.dtype, x.data(), nw.f.data(), nb.f.data(), w1.data(), b1.f.data(), w2.data(),
-              b2.f.data(), g.f.data(), y.data(), stats.f.data(), pre.data(), B, S, D, F, D, 1e-6f, Activation::gelu,
-              kOff, kOff});
+  mlp(c.isa, {c.threads,
+              c.dtype,
+              c.dtype,
+              x.data(),
+              nw.f.data(),
+              nb.f.data(),
+              w1.data(),
+              b1.f.data(),
+              w2.data(),
+              b2.f.data(),
+              g.f.data(),
+              y.data(),
+              stats.f.data(),
+              pre.data(),
+              B,
+              S,
+              D,
+              F,
+              D,
+              1e-6f,
+              Activation::gelu,
+              kOff,
+              kOff});
   Doubles hidden = product(normalised(x, nw, nb, M, D, 1e-6), w1, b1, M, F, D);
   for (double& v : hidden) v = gelu(v);
   Doubles want = product(hidden, w2, b2, M, D, F);
@@ -148,10 +182,30 @@ void test_mlp(const Case& c, int64_t B, int64_t S, int64_t D, int64_t F) {
 }
 
 void test_attention(const Case& c, int64_t B, int64_t S, int64_t H, int64_t E) {
-  Array qkv(c.dtype, B * S * 3 * H * E), bias(DType::f32, H * S * S), y(c.dtype, B * S * H * E, false);
+  Array qkv(c.dtype, B * S * 3 * H * E), bias(DType::f32, H * S * S),
+      y(c.dtype, B * S * H * E, false);
   Array lse(DType::f32, B * H * S, false);
-  attention(c.isa, {c.threads, c.dtype, qkv.data(), bias.f.data(), nullptr, y.data(), lse.f.data(), B, S, H, E, 1,
-                    S * 3 * H * E, 3 * H * E, H * E, E, 0, S * S, S, 0.3f, kOff});
+  attention(c.isa, {c.threads,
+                    c.dtype,
+                    qkv.data(),
+                    bias.f.data(),
+                    nullptr,
+                    y.data(),
+                    lse.f.data(),
+                    B,
+                    S,
+                    H,
+                    E,
+                    1,
+                    S * 3 * H * E,
+                    3 * H * E,
+                    H * E,
+                    E,
+                    0,
+                    S * S,
+                    S,
+                    0.3f,
+                    kOff});
   Doubles want(B * S * H * E), want_lse(B * H * S);
   const auto at = [&](int64_t b, int64_t s, int part, int64_t h, int64_t e) {
     return qkv[(((b * S + s) * 3 + part) * H + h) * E + e];
@@ -168,18 +222,43 @@ void test_attention(const Case& c, int64_t B, int64_t S, int64_t H, int64_t E) {
         }
         want_lse[(b * H + h) * S + i] = std::log(sum);
         for (int64_t e = 0; e < E; ++e)
-          for (int64_t j = 0; j < S; ++j) want[((b * S + i) * H + h) * E + e] += p[j] / sum * at(b, j, 2, h, e);
+          for (int64_t j = 0; j < S; ++j)
+            want[((b * S + i) * H + h) * E + e] += p[j] / sum * at(b, j, 2, h, e);
       }
   check(c.name("attention"), y, want);
   check(c.name("attention lse"), lse, want_lse);
 }
 
-void test_patch_embed(const Case& c, int64_t B, int64_t C, int64_t Y, int64_t X, int64_t p, int64_t D, int64_t T) {
+void test_patch_embed(const Case& c, int64_t B, int64_t C, int64_t Y, int64_t X, int64_t p,
+                      int64_t D, int64_t T) {
   const int64_t gx = X / p, patches = Y / p * gx, P = C * p * p, S = T + patches;
-  Array image(c.dtype, B * C * Y * X), w(c.dtype, D * P), b(DType::f32, D), prefix(DType::f32, T * D);
+  Array image(c.dtype, B * C * Y * X), w(c.dtype, D * P), b(DType::f32, D),
+      prefix(DType::f32, T * D);
   Array position(DType::f32, patches * D), y(c.dtype, B * S * D, false);
-  patch_embed(c.isa, {c.threads, c.dtype, c.dtype, image.data(), w.data(), b.f.data(), prefix.f.data(),
-                      position.f.data(), nullptr, nullptr, y.data(), B, C, Y, X, p, p, D, T, C * Y * X, Y * X, X, 1, kOff});
+  patch_embed(c.isa, {c.threads,
+                      c.dtype,
+                      c.dtype,
+                      image.data(),
+                      w.data(),
+                      b.f.data(),
+                      prefix.f.data(),
+                      position.f.data(),
+                      nullptr,
+                      nullptr,
+                      y.data(),
+                      B,
+                      C,
+                      Y,
+                      X,
+                      p,
+                      p,
+                      D,
+                      T,
+                      C * Y * X,
+                      Y * X,
+                      X,
+                      1,
+                      kOff});
   Doubles want(B * S * D);
   for (int64_t n = 0; n < B; ++n)
     for (int64_t s = 0; s < S; ++s)
@@ -197,10 +276,11 @@ void test_patch_embed(const Case& c, int64_t B, int64_t C, int64_t Y, int64_t X,
   check(c.name("patch_embed"), y, want);
 }
 
-// A tiny ViT through the engine: not compared with loops here (Python does that), but every buffer is exact, and a
-// batch must give the bits that its images give alone.
+// A tiny ViT through the engine: not compared with loops here (Python does that), but every buffer
+// is exact, and a batch must give the bits that its images give alone.
 void test_engine(const Case& c, int64_t B) {
-  constexpr int64_t C = 3, p = 4, Y = 12, X = 8, D = 30, H = 3, F = 50, T = 2, kClasses = 7, kDepth = 2;
+  constexpr int64_t C = 3, p = 4, Y = 12, X = 8, D = 30, H = 3, F = 50, T = 2, kClasses = 7,
+                    kDepth = 2;
   Engine engine(c.isa, {C, p, p, D, H, F, kDepth, 1e-6f, Activation::gelu, c.dtype});
   const auto matrix = [&](const std::string& name, int64_t N, int64_t K) {
     Array w(DType::f32, N * K), b(DType::f32, N);
@@ -215,16 +295,32 @@ void test_engine(const Case& c, int64_t B) {
   matrix("patch_embed.proj", D, C * p * p);
   for (int64_t i = 0; i < kDepth; ++i) {
     const std::string at = "blocks." + std::to_string(i) + ".";
-    norm(at + "norm1", D), norm(at + "norm2", D), norm(at + "attn.q_norm", D / H), norm(at + "attn.k_norm", D / H);
+    norm(at + "norm1", D), norm(at + "norm2", D), norm(at + "attn.q_norm", D / H),
+        norm(at + "attn.k_norm", D / H);
     matrix(at + "attn.qkv", 3 * D, D), matrix(at + "attn.proj", D, D);
     matrix(at + "mlp.fc1", F, D), matrix(at + "mlp.fc2", D, F);
   }
   norm("norm", D), matrix("head", kClasses, D);
   engine.finish();
-  Array image(DType::f32, B * C * Y * X), prefix(DType::f32, T * D), position(DType::f32, Y / p * X / p * D);
+  Array image(DType::f32, B * C * Y * X), prefix(DType::f32, T * D),
+      position(DType::f32, Y / p * X / p * D);
   Array whole(DType::f32, B * kClasses, false), single(DType::f32, B * kClasses, false);
-  EngineInput in{c.threads, DType::f32, image.data(), B, Y, X, {C * Y * X, Y * X, X, 1}, prefix.f.data(), T,
-                 position.f.data(), nullptr, nullptr, {}, Pool::token, true, whole.f.data()};
+  EngineInput in{c.threads,
+                 DType::f32,
+                 image.data(),
+                 B,
+                 Y,
+                 X,
+                 {C * Y * X, Y * X, X, 1},
+                 prefix.f.data(),
+                 T,
+                 position.f.data(),
+                 nullptr,
+                 nullptr,
+                 {},
+                 Pool::token,
+                 true,
+                 whole.f.data()};
   engine.forward(in);
   for (int64_t b = 0; b < B; ++b) {
     in.B = 1;

@@ -60,7 +60,9 @@ def test_matches_reference_on_every_instruction_set(changes, isa, images):
     with torch.inference_mode():
         ours = Engine(model, "fp32", isa=isa).logits(images)
     error, yardstick = Error.of(ours, truth), Error.of(torchs, truth)
-    assert error.within(yardstick, (2.0, 1.25), torch.float32), f"{error} against torch's {yardstick}"
+    assert error.within(yardstick, (2.0, 1.25), torch.float32), (
+        f"{error} against torch's {yardstick}"
+    )
 
 
 @pytest.mark.parametrize("isa", cpu.isas())
@@ -73,7 +75,9 @@ def test_bf16_is_at_least_as_exact_as_torch_bf16(isa, images):
         torchs = half(images.bfloat16())
         ours = Engine(model, "bf16", isa=isa).logits(images)
     error, yardstick = Error.of(ours, truth), Error.of(torchs, truth)
-    assert error.within(yardstick, (2.0, 1.25), torch.bfloat16), f"{error} against torch's {yardstick}"
+    assert error.within(yardstick, (2.0, 1.25), torch.bfloat16), (
+        f"{error} against torch's {yardstick}"
+    )
 
 
 @pytest.mark.parametrize("precision", ("fp32", "bf16"))
@@ -88,7 +92,9 @@ def test_a_batch_gives_the_bits_of_its_images(isa, precision, images):
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             for batch in (1, 2, 3, 5, 7):
-                assert torch.equal(engine.logits(images[:batch]), alone[:batch]), f"{threads=} {batch=}"
+                assert torch.equal(engine.logits(images[:batch]), alone[:batch]), (
+                    f"{threads=} {batch=}"
+                )
     finally:
         torch.set_num_threads(before)
 

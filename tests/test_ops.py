@@ -1,7 +1,7 @@
 """Every operator, on every backend and instruction set this machine has, against its reference.
 
-The truth is the reference in float64; the yardstick is the error torch itself makes at the same dtype (the rule
-of FlashAttention's tests, with an rms bound added).
+The truth is the reference in float64; the yardstick is the error torch itself makes at the same
+dtype (the rule of FlashAttention's tests, with an rms bound added).
 """
 
 import itertools
@@ -41,12 +41,16 @@ def check(spec, got, inputs, dtype, slack=None):
         assert torch.equal(g.isinf(), truth.isinf()), f"{spec.name}.{name}: Inf in other places"
         ours, theirs = Error.of(g[finite], truth[finite]), Error.of(t[finite], truth[finite])
         kind = dtype if g.dtype == dtype else FP32
-        assert ours.within(theirs, slack or spec.slack, kind), f"{name}: {ours} against torch's {theirs}"
+        assert ours.within(theirs, slack or spec.slack, kind), (
+            f"{name}: {ours} against torch's {theirs}"
+        )
 
 
 def every_case():
     for spec in SPECS:
-        for isa, axes, dtype, layout in itertools.product(cpu.isas(), spec.cases, (FP32, BF16), LAYOUTS):
+        for isa, axes, dtype, layout in itertools.product(
+            cpu.isas(), spec.cases, (FP32, BF16), LAYOUTS
+        ):
             shape = "x".join(map(str, axes.values()))
             name = f"{spec.name}-{isa}-{shape}-{str(dtype)[6:]}-{layout}"
             yield pytest.param(spec, isa, axes, dtype, layout, id=name)
@@ -148,7 +152,9 @@ def test_is_deterministic_for_any_number_of_threads(spec, isa, axes):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("spec, isa, axes", every_isa([s for s in SPECS if not s.makers.get("seed")]))
+@pytest.mark.parametrize(
+    "spec, isa, axes", every_isa([s for s in SPECS if not s.makers.get("seed")])
+)
 def test_a_row_does_not_depend_on_its_neighbours(spec, isa, axes):
     """Batch invariance, bit for bit: half of the batch gives half of the result."""
     if spec.name == "attention+offsets":
@@ -186,7 +192,7 @@ def gradients(spec, inputs, names, dtype, function):
 @pytest.mark.parametrize("dtype", (FP32, BF16), ids=("float32", "bfloat16"))
 @pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
 def test_gradients_match_reference(spec, dtype):
-    """Gradients through the operator, against autograd of the reference in float64, by the same contract."""
+    """Through the operator, against autograd of the float64 reference, by the same contract."""
     inputs = {
         n: t.to(dtype) if t.is_floating_point() else t
         for n, t in spec.make_inputs(spec.cases[3], FP32).items()
@@ -197,7 +203,9 @@ def test_gradients_match_reference(spec, dtype):
     ours = gradients(spec, inputs, names, dtype, spec.torch_op())
     for name, got, truth, theirs in zip(names, ours, truths, torchs, strict=True):
         error, yardstick = Error.of(got, truth), Error.of(theirs, truth)
-        assert error.within(yardstick, spec.slack, dtype), f"d{name}: {error} against torch's {yardstick}"
+        assert error.within(yardstick, spec.slack, dtype), (
+            f"d{name}: {error} against torch's {yardstick}"
+        )
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
@@ -206,7 +214,9 @@ def test_gradients_match_finite_differences(spec):
     names = [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
 
     def function(*tensors):
-        result = spec.torch_op()(*spec.arguments({**inputs, **dict(zip(names, tensors, strict=True))}, True))
+        result = spec.torch_op()(
+            *spec.arguments({**inputs, **dict(zip(names, tensors, strict=True))}, True)
+        )
         return result if isinstance(result, torch.Tensor) else result[0]
 
     tensors = [inputs[n].requires_grad_() for n in names]

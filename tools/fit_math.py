@@ -2,8 +2,9 @@
 
     python tools/fit_math.py
 
-Each is a weighted least-squares fit whose weights are raised where the error is largest (Lawson's iteration),
-which ends close to the minimax polynomial. Coefficients come lowest power first, rounded to fp32.
+Each is a weighted least-squares fit whose weights are raised where the error is largest (Lawson's
+iteration), which ends close to the minimax polynomial. Coefficients come lowest power first,
+rounded to fp32.
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ NODES = np.cos((np.arange(3000) + 0.5) * np.pi / 3000)  # Chebyshev nodes: dense
 
 
 def fit(x, powers, target, weight):
-    """Coefficients of sum c[i] x**powers[i] ~ target that flatten |error| * weight, and that error."""
+    """The largest |error| * weight, flattened, of sum c[i] x**powers[i] ~ target; and c."""
     basis = x[:, None] ** np.array(powers)
     emphasis, best = np.ones_like(x), None
     for _ in range(200):
@@ -41,7 +42,10 @@ def main() -> None:
     show("erf(x) / x - 1 below 0.925, powers 0..5 of x^2", fit(t, range(6), y - 1, 1 / y))
 
     x = (NODES + 1) / 2 * (4.0 - 0.924) + 0.924
-    show("-log(1 - erf(x)) up to 4, powers 0..6 of x", fit(x, range(7), -np.log(erfc(x)), erfc(x) / erf(x)))
+    show(
+        "-log(1 - erf(x)) up to 4, powers 0..6 of x",
+        fit(x, range(7), -np.log(erfc(x)), erfc(x) / erf(x)),
+    )
 
     t = (NODES + 1) / 2 * 0.65**2 + 1e-12
     y = np.tanh(np.sqrt(t)) / np.sqrt(t)

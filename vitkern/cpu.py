@@ -1,8 +1,9 @@
-"""The native CPU backend: lays tensors out as the kernels want them, then hands raw pointers to vitkern._C.
+"""The native CPU backend: lays tensors out for the kernels, hands raw pointers to vitkern._C.
 
-_C does not link against torch, so one build serves every torch version. A kernel reads matrices in place when
-their last axis is contiguous, and per-channel vectors (norms, biases, gamma) in fp32; anything else is copied
-first. Sizes were checked and results allocated by the caller (registry.Operator.allocate).
+_C does not link against torch, so one build serves every torch version. A kernel reads matrices in
+place when their last axis is contiguous, and per-channel vectors (norms, biases, gamma) in fp32;
+anything else is copied first. Sizes were checked and results allocated by the caller
+(registry.Operator.allocate).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def isas() -> list[str]:
 
 
 def _rows(t: Tensor) -> tuple[Tensor, int]:
-    """t as (M, last axis) with contiguous rows, in place when it can be, and the distance of its rows."""
+    """t as (M, last axis) with contiguous rows, in place if possible, and its row stride."""
     flat = t.reshape(-1, t.shape[-1]) if t.shape[-1] else t.new_empty(t.shape[:-1].numel(), 0)
     if flat.stride(1) != 1 and flat.shape[1] > 1:
         flat = flat.contiguous()
@@ -88,7 +89,10 @@ def attention(n, results, qkv, bias, scale, dropout_p, seed, offsets, save, isa=
         bias = bias.to(torch.float32)
         if bias.stride(3) != 1:
             bias = bias.contiguous()
-        broad = [0 if size == 1 else stride for size, stride in zip(bias.shape, bias.stride(), strict=True)]
+        broad = [
+            0 if size == 1 else stride
+            for size, stride in zip(bias.shape, bias.stride(), strict=True)
+        ]
         bias_strides = (broad[0], broad[1], bias.stride(2))
     b_stride, s_stride, part_stride, h_stride, _ = qkv.stride()
     _C.attention(
@@ -109,8 +113,8 @@ def linear_residual(
     _C.linear_residual(
         isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
         y_dtype=DTYPES[residual.dtype], x=_address(x), weight=_address(weight), bias=_address(bias),
-        residual=_address(residual), gamma=_address(gamma), y=_address(results[0]), B=n["B"], S=n["S"],
-        K=n["K"], N=n["N"], x_stride=x_stride, residual_stride=residual_stride,
+        residual=_address(residual), gamma=_address(gamma), y=_address(results[0]), B=n["B"],
+        S=n["S"], K=n["K"], N=n["N"], x_stride=x_stride, residual_stride=residual_stride,
         dropout=_dropout(dropout_p, seed), path=_dropout(drop_path_p, seed),
     )  # fmt: skip
 
@@ -121,7 +125,9 @@ def mlp(
 ) -> None:  # fmt: skip
     x, x_stride = _rows(x)
     if fc2_weight.dtype != fc1_weight.dtype:
-        raise TypeError(f"mlp: fc1_weight is {fc1_weight.dtype}, fc2_weight {fc2_weight.dtype}; use one dtype")
+        raise TypeError(
+            f"mlp: fc1_weight is {fc1_weight.dtype}, fc2_weight {fc2_weight.dtype}; use one dtype"
+        )
     fc1_weight, fc2_weight = fc1_weight.contiguous(), fc2_weight.contiguous()
     vectors = {
         "norm_weight": norm_weight, "norm_bias": norm_bias, "fc1_bias": fc1_bias,
@@ -130,12 +136,12 @@ def mlp(
     vectors = {name: _vector(t) for name, t in vectors.items()}
     y, stats, pre = results
     _C.mlp(
-        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[fc1_weight.dtype],
-        x=_address(x), fc1_weight=_address(fc1_weight), fc2_weight=_address(fc2_weight), y=_address(y),
-        stats=_address(stats), pre=_address(pre), B=n["B"], S=n["S"], D=n["D"], F=n["F"],
-        x_stride=x_stride, eps=eps, activation=ACTIVATIONS[activation],
-        dropout=_dropout(dropout_p, seed), path=_dropout(drop_path_p, seed),
-        **{name: _address(t) for name, t in vectors.items()},
+        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype],
+        w_dtype=DTYPES[fc1_weight.dtype], x=_address(x), fc1_weight=_address(fc1_weight),
+        fc2_weight=_address(fc2_weight), y=_address(y), stats=_address(stats), pre=_address(pre),
+        B=n["B"], S=n["S"], D=n["D"], F=n["F"], x_stride=x_stride, eps=eps,
+        activation=ACTIVATIONS[activation], dropout=_dropout(dropout_p, seed),
+        path=_dropout(drop_path_p, seed), **{name: _address(t) for name, t in vectors.items()},
     )  # fmt: skip
 
 

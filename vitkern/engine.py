@@ -1,8 +1,8 @@
 """The packed engine's Python half: packs a ViT's weights once, then one native call per forward.
 
-An engine is a snapshot. `stale()` tells when a parameter was replaced or changed in place since (by tensor
-identity and version counter), and the model then packs a new one. Writes through `parameter.data` leave no
-trace in the version counter: call `model.repack()` after them.
+An engine is a snapshot. `stale()` tells when a parameter was replaced or changed in place since (by
+tensor identity and version counter), and the model then packs a new one. Writes through
+`parameter.data` leave no trace in the version counter: call `model.repack()` after them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def why_not(model: ViT, image: Tensor, precision: str) -> str:
         return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
     weight = model.patch_embed.proj.weight
     if weight.device.type != "cpu" or weight.dtype not in _MODEL_DTYPES:
-        return f"the packed engine packs float32 or bfloat16 on the CPU, not {weight.dtype} on {weight.device}"
+        return f"the engine packs fp32 or bf16 on the CPU, not {weight.dtype} on {weight.device}"
     if weight.is_inference():
         return "the parameters are inference tensors, whose changes cannot be seen"
     return ""
@@ -129,7 +129,8 @@ class Engine:
             with torch.no_grad():
                 prefix, position = self.model.position_rows(grid_y, grid_x)
                 biases = [
-                    self.model.attention_bias(i, grid_y, grid_x) for i in range(self.model.config.depth)
+                    self.model.attention_bias(i, grid_y, grid_x)
+                    for i in range(self.model.config.depth)
                 ]
                 biases = [b.float().contiguous() for b in biases if b is not None]
                 found = (_fp32(prefix), _fp32(position), biases)

@@ -1,14 +1,16 @@
 """The one table: what every operator means, costs and tolerates, and who implements it.
 
-Dispatch, tests, benchmarks and docs read this table and nothing else, so an operator that is registered is
-tested, benchmarked and documented. An `Operator` is what torch sees (schema, shapes, implementations); an
-`OpSpec` is one *use* of it (`norm_linear`, `norm_linear+gelu`): a row of the table.
+Dispatch, tests, benchmarks and docs read this table and nothing else, so an operator that is
+registered is tested, benchmarked and documented. An `Operator` is what torch sees (schema, shapes,
+implementations); an `OpSpec` is one *use* of it (`norm_linear`, `norm_linear+gelu`): a row of the
+table.
 
 Axis letters, the same in Python, Triton, C++ and docs:
-  B batch, S tokens, D width, H heads, E head dim (D = H*E), F MLP width, P pixels per patch, M rows (B*S
-  flattened), T prefix tokens, C Y X an image, py px a patch, K and N the inner and outer size of a GEMM.
-An axis string is those letters with spaces: "B S 3 H E". "..." stands for any leading axes (M rows in all);
-a letter with "?" may also be 1 (broadcast).
+  B batch, S tokens, D width, H heads, E head dim (D = H*E), F MLP width, P pixels per patch, M rows
+  (B*S flattened), T prefix tokens, C Y X an image, py px a patch, K and N the inner and outer size
+  of a GEMM.
+An axis string is those letters with spaces: "B S 3 H E". "..." stands for any leading axes (M rows
+in all); a letter with "?" may also be 1 (broadcast).
 """
 
 from __future__ import annotations
@@ -34,17 +36,23 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator as torch knows it; its implementations take the arguments in the schema's order."""
+    """An operator as torch knows it; implementations take the schema's arguments in order."""
 
     name: str
     schema: str  # arguments only: "Tensor x, Tensor? weight, float eps, bool save"
     axes: Mapping[str, str]  # tensor argument -> axis string
-    outputs: Mapping[str, tuple[str, str]]  # result -> (axis string, argument that gives its dtype, or "float32")
+    # result -> (axis string, the argument whose dtype it has; "wide" is the first one's, at least
+    # fp32)
+    outputs: Mapping[str, tuple[str, str]]
     reference: Callable[..., tuple[Tensor, ...]]  # plain torch, any dtype: the definition
-    backward: Callable[..., list[Tensor]]  # plain torch: gradients of the arguments in `differentiable`
+    backward: Callable[
+        ..., list[Tensor]
+    ]  # plain torch: gradients of the arguments in `differentiable`
     differentiable: tuple[str, ...]
     native: str  # "module:function", imported on its first call
-    derive: Callable[[dict[str, int]], dict[str, int]] = lambda sizes: {}  # axes that follow from others
+    derive: Callable[[dict[str, int]], dict[str, int]] = (
+        lambda sizes: {}
+    )  # axes that follow from others
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -91,9 +99,8 @@ class Operator:
 
     def _complaint(self, name: str, tensor: Tensor, detail: str = "") -> str:
         wanted = self.axes[name].replace(" ", ", ")
-        return (
-            f"{self.name}: {name} has shape {tuple(tensor.shape)}, expected ({wanted})"
-            + (f" with {detail}" if detail else "")
+        return f"{self.name}: {name} has shape {tuple(tensor.shape)}, expected ({wanted})" + (
+            f" with {detail}" if detail else ""
         )
 
     def output_shape(self, axes: str, sizes: Axes, leading: tuple[int, ...]) -> list[int]:
@@ -106,26 +113,30 @@ class Operator:
         return shape
 
     def allocate(self, values: Mapping[str, object]) -> tuple[dict[str, int], list[Tensor]]:
-        """Checked sizes and new, contiguous results; what only a backward needs is empty unless `save`."""
+        """Checked sizes and new results; what only a backward needs is empty unless `save`."""
         sizes = self.bind(values)
         first = values[next(iter(self.axes))]
         leading = tuple(first.shape[:-1])
         results = []
         for index, (axes, source) in enumerate(self.outputs.values()):
-            dtype = torch.float32 if source == "float32" else values[source].dtype
+            dtype = (
+                torch.promote_types(first.dtype, torch.float32)
+                if source == "wide"
+                else values[source].dtype
+            )
             keep = index == 0 or (values["save"] and self.is_saved(index, values))
             shape = self.output_shape(axes, sizes, leading) if keep else [0]
             results.append(first.new_empty(shape, dtype=dtype))
         return sizes, results
 
     def is_saved(self, index: int, values: Mapping[str, object]) -> bool:
-        """Whether result number `index` is kept for the backward: a pre-activation only if one follows."""
+        """Whether result `index` is kept for the backward: `pre` only before an activation."""
         return list(self.outputs)[index] != "pre" or values["activation"] != "none"
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One row of the table: a use of an operator with its cost, its test cases and its allowed error."""
+    """One row of the table: a use of an operator with its cost, test cases and allowed error."""
 
     name: str
     op: Operator
@@ -135,7 +146,9 @@ class OpSpec:
     cases: tuple[Axes, ...]  # for tests: tiny, odd, prime, empty, real
     bench: tuple[Axes, ...]  # for benchmarks: shapes of real ViTs
     scalars: Mapping[str, object] = field(default_factory=dict)
-    makers: Mapping[str, Callable[[list[int], torch.Generator, Axes], Tensor]] = field(default_factory=dict)
+    makers: Mapping[str, Callable[[list[int], torch.Generator, Axes], Tensor]] = field(
+        default_factory=dict
+    )
     slack: tuple[float, float] = (2.0, 1.25)  # allowed (worst, rms) error, as multiples of torch's
 
     def sizes(self, axes: Axes) -> dict[str, int]:
@@ -149,7 +162,7 @@ class OpSpec:
     def make_inputs(
         self, axes: Axes, dtype: torch.dtype, layout: str = "packed", device: str = "cpu"
     ) -> dict[str, Tensor]:
-        """Seeded inputs of a case; floats in `dtype`, integers (pixels, seeds, offsets) as they are."""
+        """Seeded inputs of a case; floats in `dtype`, integers (pixels, seeds, offsets) as are."""
         g = torch.Generator().manual_seed(0)
         made = {}
         for name in self.inputs:
@@ -167,8 +180,12 @@ class OpSpec:
     def bytes_moved(self, axes: Axes, itemsize: int) -> int:
         """Compulsory traffic: each input read once, the result written once."""
         sizes = self.sizes(axes)
-        result = self.op.output_shape(next(iter(self.op.outputs.values()))[0], sizes, (axes.get("M", 0),))
-        return itemsize * sum(math.prod(s) for s in [*(self.shape(n, axes) for n in self.inputs), result])
+        result = self.op.output_shape(
+            next(iter(self.op.outputs.values()))[0], sizes, (axes.get("M", 0),)
+        )
+        return itemsize * sum(
+            math.prod(s) for s in [*(self.shape(n, axes) for n in self.inputs), result]
+        )
 
     def torch_op(self) -> Callable[..., tuple[Tensor, ...]]:
         return getattr(torch.ops.vitkern, self.op.name).default
@@ -214,8 +231,8 @@ class Error(NamedTuple):
     def within(self, torchs: Error, slack: tuple[float, float], dtype: torch.dtype) -> bool:
         """At most `slack` times the error torch itself makes at this dtype, plus one eps.
 
-        The rms bound is the sharp one: truncating to bf16 where torch rounds doubles both numbers, and a
-        worst-case rule of 2x would let it pass.
+        The rms bound is the sharp one: truncating to bf16 where torch rounds doubles both numbers,
+        and a worst-case rule of 2x would let it pass.
         """
         worst, rms = slack
         return (

@@ -29,7 +29,8 @@ Lease::Lease(size_t bytes) : block_(nullptr), bytes_(0) {
   const std::lock_guard<std::mutex> lock(pool_mutex);
   size_t best = pool.size();
   for (size_t i = 0; i < pool.size(); ++i)
-    if (pool[i].bytes >= bytes && (best == pool.size() || pool[i].bytes < pool[best].bytes)) best = i;
+    if (pool[i].bytes >= bytes && (best == pool.size() || pool[i].bytes < pool[best].bytes))
+      best = i;
   if (best < pool.size()) {
     block_ = pool[best].memory;
     bytes_ = pool[best].bytes;

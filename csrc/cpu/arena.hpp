@@ -5,7 +5,8 @@
 
 namespace vitkern {
 
-// A block of at least `bytes`, 64-byte aligned, contents undefined; goes back to the pool when it dies.
+// A block of at least `bytes`, 64-byte aligned, contents undefined; goes back to the pool when it
+// dies.
 class Lease {
  public:
   explicit Lease(size_t bytes);  // throws std::bad_alloc

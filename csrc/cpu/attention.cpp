@@ -1,5 +1,5 @@
-// attention: y = softmax(q k^T * scale + bias) v on packed qkv, read in place; heads of images are shared out, and
-// queries too when there are fewer heads than threads.
+// attention: y = softmax(q k^T * scale + bias) v on packed qkv, read in place; heads of images are
+// shared out, and queries too when there are fewer heads than threads.
 #include "arena.hpp"
 #include "flash.hpp"
 #include "kernels.hpp"
@@ -31,18 +31,21 @@ Head head_of(const attention_args& a, int64_t b, int64_t h) {
 
 void attention(const attention_args& a) {
   const int64_t heads = a.B * a.H, per_thread = flash_scratch(a.S, a.E);
-  const int64_t splits = heads >= a.threads ? 1 : ceil_div(a.threads, max(heads, 1));  // of a head's queries
+  const int64_t splits =
+      heads >= a.threads ? 1 : ceil_div(a.threads, max(heads, 1));  // of a head's queries
   const Lease lease(a.threads * per_thread * sizeof(float));
   run_team(a.threads, [&](const Team& team) {
     float* const scratch = lease.floats() + team.rank * per_thread;
     const Range items = team.share(heads * splits);
     for (int64_t item = items.begin; item < items.end; ++item) {
       const int64_t head = item / splits;
-      const Range part = Team{static_cast<int>(item % splits), static_cast<int>(splits)}.share(a.S, kMR);
+      const Range part =
+          Team{static_cast<int>(item % splits), static_cast<int>(splits)}.share(a.S, kMR);
       for (int64_t i = 0; i < a.sequences; ++i) {
         const Range keys = a.offsets ? Range{a.offsets[i], a.offsets[i + 1]} : Range{0, a.S};
         const Range queries{max(keys.begin, part.begin), min(keys.end, part.end)};
-        if (queries.begin < queries.end) attend(head_of(a, head / a.H, head % a.H), queries, keys, scratch);
+        if (queries.begin < queries.end)
+          attend(head_of(a, head / a.H, head % a.H), queries, keys, scratch);
       }
     }
   });

@@ -20,7 +20,8 @@ struct IsaRow {
   bool (*runs_here)();
 };
 
-const IsaRow kIsas[] = {  // best first
+const IsaRow kIsas[] = {
+    // best first
 #if defined(VITKERN_HAVE_AVX512)
     {Isa::avx512, "avx512",
      [] {
@@ -43,13 +44,13 @@ const IsaRow& row_named(const std::string& name, const char* origin) {
   for (const IsaRow& row : kIsas) {
     if (name == row.name) {
       if (row.runs_here()) return row;
-      throw std::invalid_argument("vitkern: this CPU does not support the instruction set '" + name + "' asked for by " +
-                                  origin);
+      throw std::invalid_argument("vitkern: this CPU does not support the instruction set '" +
+                                  name + "' asked for by " + origin);
     }
     known += std::string(known.empty() ? "" : ", ") + row.name;
   }
-  throw std::invalid_argument("vitkern: unknown instruction set '" + name + "' asked for by " + origin +
-                              "; this build has: " + known);
+  throw std::invalid_argument("vitkern: unknown instruction set '" + name + "' asked for by " +
+                              origin + "; this build has: " + known);
 }
 
 #if defined(__x86_64__)
@@ -101,14 +102,14 @@ const char* isa_name(Isa isa) {
 #else
 #define VITKERN_AVX2_CASE(kernel)
 #endif
-#define VITKERN_KERNEL(kernel)                         \
-  void kernel(Isa isa, const kernel##_args& args) {    \
-    switch (isa) {                                     \
-      VITKERN_AVX512_CASE(kernel)                      \
-      VITKERN_AVX2_CASE(kernel)                        \
-      default:                                         \
-        return portable::kernel(args);                 \
-    }                                                  \
+#define VITKERN_KERNEL(kernel)                      \
+  void kernel(Isa isa, const kernel##_args& args) { \
+    switch (isa) {                                  \
+      VITKERN_AVX512_CASE(kernel)                   \
+      VITKERN_AVX2_CASE(kernel)                     \
+      default:                                      \
+        return portable::kernel(args);              \
+    }                                               \
   }
 #include "kernels.inc"
 #undef VITKERN_KERNEL
@@ -149,7 +150,8 @@ bool amx_usable() {
 #if defined(__x86_64__) && defined(__linux__)
   const Leaf seven = cpuid(7, 0);
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-  return (seven.d >> 24 & 1) && (seven.d >> 22 & 1) && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return (seven.d >> 24 & 1) && (seven.d >> 22 & 1) &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
 #endif

@@ -9,8 +9,9 @@ namespace vitkern {
 
 enum class Isa { portable, avx2, avx512 };
 
-std::vector<std::string> available_isas();   // best first: compiled in and supported by this CPU
-Isa isa_named(const std::string& name);      // "" is VITKERN_ISA or else the best; throws std::invalid_argument
+std::vector<std::string> available_isas();  // best first: compiled in and supported by this CPU
+Isa isa_named(
+    const std::string& name);  // "" is VITKERN_ISA or else the best; throws std::invalid_argument
 const char* isa_name(Isa isa);
 
 #define VITKERN_KERNEL(kernel) void kernel(Isa isa, const kernel##_args& args);
@@ -21,8 +22,9 @@ struct Feature {
   const char* name;
   bool present;
 };
-std::vector<Feature> cpu_features();  // what the CPU advertises, of what vitkern can use or plans to
+std::vector<Feature>
+cpu_features();  // what the CPU advertises, of what vitkern can use or plans to
 std::string cpu_model();
-bool amx_usable();                    // advertised, and the kernel grants the tile registers to this process
+bool amx_usable();  // advertised, and the kernel grants the tile registers to this process
 
 }  // namespace vitkern

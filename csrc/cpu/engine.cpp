@@ -20,12 +20,15 @@ std::string shape(int64_t N, int64_t K) {
 
 Engine::Engine(Isa isa, const EngineConfig& config) : isa_(isa), config_(config) {
   const EngineConfig& c = config;
-  if (c.channels < 1 || c.patch_y < 1 || c.patch_x < 1 || c.width < 1 || c.heads < 1 || c.mlp_width < 1 || c.depth < 0)
+  if (c.channels < 1 || c.patch_y < 1 || c.patch_x < 1 || c.width < 1 || c.heads < 1 ||
+      c.mlp_width < 1 || c.depth < 0)
     throw std::invalid_argument("vitkern engine: sizes must be positive");
-  if (c.width % c.heads) throw std::invalid_argument("vitkern engine: width must be a multiple of heads");
+  if (c.width % c.heads)
+    throw std::invalid_argument("vitkern engine: width must be a multiple of heads");
 }
 
-void Engine::set_matrix(const std::string& name, DType dtype, const void* data, int64_t N, int64_t K) {
+void Engine::set_matrix(const std::string& name, DType dtype, const void* data, int64_t N,
+                        int64_t K) {
   size_t bytes = 0;
   pack(isa_, {dtype, config_.weights, data, nullptr, N, K, &bytes});
   Panels p{std::make_unique<char[]>(bytes + kAlignment), nullptr, bytes, N, K};
@@ -46,7 +49,8 @@ const float* Engine::vector(const std::string& name, int64_t n, bool required) c
     return nullptr;
   }
   if (static_cast<int64_t>(found->second.size()) != n)
-    complain(name, "has " + std::to_string(found->second.size()) + " elements, expected " + std::to_string(n));
+    complain(name, "has " + std::to_string(found->second.size()) + " elements, expected " +
+                       std::to_string(n));
   return found->second.data();
 }
 
@@ -62,7 +66,8 @@ PackedLinear Engine::linear(const std::string& name, int64_t N, int64_t K, bool 
   }
   const Panels& p = found->second;
   if ((N && p.N != N) || p.K != K)
-    complain(name + ".weight", "has shape " + shape(p.N, p.K) + ", expected " + shape(N ? N : p.N, K));
+    complain(name + ".weight",
+             "has shape " + shape(p.N, p.K) + ", expected " + shape(N ? N : p.N, K));
   return {p.aligned, vector(name + ".bias", p.N, false), p.N, p.K};
 }
 

@@ -19,21 +19,21 @@ struct EngineConfig {
 // What a forward needs besides the weights; pointers stay the caller's.
 struct EngineInput {
   int threads;
-  DType dtype;                        // f32, bf16 or u8
-  const void* image;                  // (B, C, Y, X) by strides
+  DType dtype;        // f32, bf16 or u8
+  const void* image;  // (B, C, Y, X) by strides
   int64_t B, Y, X, strides[4];
-  const float* prefix;                // (T, D) or null
+  const float* prefix;  // (T, D) or null
   int64_t T;
-  const float* position;              // (patches, D) or null
-  const float *mean, *std;            // (C) or null
-  std::vector<const float*> biases;   // of attention, (H, S, S) per block; empty for none
+  const float* position;             // (patches, D) or null
+  const float *mean, *std;           // (C) or null
+  std::vector<const float*> biases;  // of attention, (H, S, S) per block; empty for none
   Pool pool;
-  bool head;                          // apply it to the pooled row
+  bool head;  // apply it to the pooled row
   float* y;
 };
 
-// Weights are set by their state-dict names, then finish() checks that all are there. After that forward() may be
-// called from any number of threads at once: it changes nothing here.
+// Weights are set by their state-dict names, then finish() checks that all are there. After that
+// forward() may be called from any number of threads at once: it changes nothing here.
 class Engine {
  public:
   Engine(Isa isa, const EngineConfig& config);

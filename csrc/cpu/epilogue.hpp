@@ -5,8 +5,8 @@
 
 namespace {
 
-// y = dropout(activation(c + bias)), and c + bias itself when a backward wants it. Rows of y count from m, those
-// of pre (and the dropout's element index, row * N + n) from first_row + m.
+// y = dropout(activation(c + bias)), and c + bias itself when a backward wants it. Rows of y count
+// from m, those of pre (and the dropout's element index, row * N + n) from first_row + m.
 struct StoreEpilogue {
   const float* bias;
   Activation activation;
@@ -25,8 +25,10 @@ struct StoreEpilogue {
       if (bias) v = v + Vec::load(bias + n0 + i, n - i);
       if (pre) store_as(pre_dtype, pre, element + i, v, n - i);
       v = activate(activation, v);
-      if (dropout.threshold) v.store(c + i, n - i);
-      else store_as(y_dtype, y, m * y_stride + n0 + i, v, n - i);
+      if (dropout.threshold)
+        v.store(c + i, n - i);
+      else
+        store_as(y_dtype, y, m * y_stride + n0 + i, v, n - i);
     }
     if (!dropout.threshold) return;
     drop(dropout, kHidden, static_cast<uint64_t>(element), c, n);
@@ -59,8 +61,10 @@ struct ResidualEpilogue {
       Vec v = Vec::load(c + i, n - i);
       if (bias && !dropout.threshold) v = v + Vec::load(bias + n0 + i, n - i);
       if (gamma) v = v * Vec::load(gamma + n0 + i, n - i);
-      if (factor == 0) v = Vec::set(0);  // a dropped branch is gone even where it is not finite
-      else if (factor != 1) v = v * Vec::set(factor);
+      if (factor == 0)
+        v = Vec::set(0);  // a dropped branch is gone even where it is not finite
+      else if (factor != 1)
+        v = v * Vec::set(factor);
       v = load_as(dtype, residual, row * residual_stride + n0 + i, n - i) + v;
       store_as(dtype, y, row * N + n0 + i, v, n - i);
     }

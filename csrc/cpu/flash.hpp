@@ -1,4 +1,5 @@
-// One head of attention, flash style: keys and values in panels, scores of one tile of queries at a time.
+// One head of attention, flash style: keys and values in panels, scores of one tile of queries at a
+// time.
 //
 //   for each tile of kMR queries
 //     for each block of kKeys keys     scores (kMR, kKeys) in L1: 14 KiB (AVX-512)
@@ -6,7 +7,8 @@
 //       l = l * e^(m - m') + sum p;  o = o * e^(m - m') + p v
 //     y = o / l,  lse = m + log l
 //
-// Memory is linear in S. A row's result depends on its own query only, so tiles and threads do not show.
+// Memory is linear in S. A row's result depends on its own query only, so tiles and threads do not
+// show.
 #pragma once
 #include "gemm.hpp"
 #include "math.hpp"
@@ -22,12 +24,12 @@ struct Head {
   DType dtype;
   const void *q, *k, *v;  // (S, E), rows `stride` apart
   int64_t stride;
-  const float* bias;      // (S, S), rows bias_stride apart, or null
+  const float* bias;  // (S, S), rows bias_stride apart, or null
   int64_t bias_stride;
   DType y_dtype;
-  void* y;                // (S, E), rows y_stride apart
+  void* y;  // (S, E), rows y_stride apart
   int64_t y_stride;
-  float* lse;             // (S) or null
+  float* lse;  // (S) or null
   int64_t S, E;
   float scale;
   Dropout dropout;
@@ -39,7 +41,8 @@ inline int64_t flash_scratch(int64_t S, int64_t E) {  // floats
   return round_up(S, kNR) * E + E_padded * S + kMR * (row_stride(E) + kKeys + E_padded);
 }
 
-// s (n) -> p = e^(scale * s + bias - m), in place; updates the running maximum m and sum l, returns e^(m_old - m_new).
+// s (n) -> p = e^(scale * s + bias - m), in place; updates the running maximum m and sum l, returns
+// e^(m_old - m_new).
 inline float soften(float* s, int64_t n, float scale, const float* bias, float* m, float* l) {
   const float kLowest = -INFINITY;
   const Vec factor = Vec::set(scale);
@@ -48,7 +51,8 @@ inline float soften(float* s, int64_t n, float scale, const float* bias, float* 
     Vec v = Vec::load(s + i, n - i) * factor;
     if (bias) v = v + Vec::load(bias + i, n - i);
     v.store(s + i, n - i);
-    // The lanes after the last key repeat -inf; a NaN score loses here and comes out through exp below.
+    // The lanes after the last key repeat -inf; a NaN score loses here and comes out through exp
+    // below.
     top = greater(v.keep_first(n - i, kLowest), top);
   }
   const float block_top = top.largest(), old = *m;
@@ -68,7 +72,8 @@ inline float soften(float* s, int64_t n, float scale, const float* bias, float* 
 
 // Queries [queries) of a head against the keys [keys).
 inline void attend(const Head& h, Range queries, Range keys, float* scratch) {
-  const int64_t n = keys.end - keys.begin, E_padded = round_up(h.E, kNR), q_stride = row_stride(h.E);
+  const int64_t n = keys.end - keys.begin, E_padded = round_up(h.E, kNR),
+                q_stride = row_stride(h.E);
   float* const k_panels = scratch;                              // [n / kNR][E][kNR]
   float* const v_panels = k_panels + round_up(h.S, kNR) * h.E;  // [E / kNR][n][kNR]
   float* const q = v_panels + E_padded * h.S;                   // (kMR, E)
@@ -76,7 +81,8 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch) {
   float* const o = s + kMR * kKeys;                             // (kMR, E_padded)
 
   for (int64_t j = 0; j < n; j += kNR)
-    pack_block(h.dtype, offset(h.dtype, h.k, (keys.begin + j) * h.stride), h.stride, n - j, 0, h.E, k_panels + j * h.E);
+    pack_block(h.dtype, offset(h.dtype, h.k, (keys.begin + j) * h.stride), h.stride, n - j, 0, h.E,
+               k_panels + j * h.E);
   for (int64_t e = 0; e < E_padded; e += Vec::kLanes) {
     float* const column = v_panels + e / kNR * kNR * n + e % kNR;
     for (int64_t j = 0; j < n; ++j) {
@@ -103,7 +109,8 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch) {
         const int64_t key = keys.begin + j0, query = i0 + r;
         const float* bias = h.bias ? h.bias + query * h.bias_stride + key : nullptr;
         const float shrink = soften(row, J, h.scale, bias, &m[r], &l[r]);
-        drop(h.dropout, kElements, h.first_element + static_cast<uint64_t>(query * h.S + key), row, J);
+        drop(h.dropout, kElements, h.first_element + static_cast<uint64_t>(query * h.S + key), row,
+             J);
         if (j0 == 0 || shrink == 1) continue;
         for (int64_t e = 0; e < E_padded; e += Vec::kLanes) {
           float* const p = o + r * E_padded + e;
@@ -116,7 +123,8 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch) {
     for (int64_t r = 0; r < R; ++r) {
       const Vec inverse = Vec::set(1 / l[r]);
       for (int64_t e = 0; e < h.E; e += Vec::kLanes)
-        store_as(h.y_dtype, h.y, (i0 + r) * h.y_stride + e, Vec::load(o + r * E_padded + e) * inverse, h.E - e);
+        store_as(h.y_dtype, h.y, (i0 + r) * h.y_stride + e,
+                 Vec::load(o + r * E_padded + e) * inverse, h.E - e);
       if (h.lse) h.lse[i0 + r] = m[r] + logf(l[r]);
     }
   }

@@ -1,8 +1,9 @@
 // forward: a whole ViT in one call, from pixels to logits, on packed weights.
 //
-// Whole images per thread while there are at least as many as threads: each thread takes a group of images through
-// all layers and meets nobody. What remains (a batch smaller than the threads, the odd image out) is computed by all
-// threads together, columns and heads shared out. Both give the same bits.
+// Whole images per thread while there are at least as many as threads: each thread takes a group of
+// images through all layers and meets nobody. What remains (a batch smaller than the threads, the
+// odd image out) is computed by all threads together, columns and heads shared out. Both give the
+// same bits.
 #include "arena.hpp"
 #include "flash.hpp"
 #include "gemm.hpp"
@@ -13,14 +14,17 @@
 namespace vitkern::VITKERN_ISA {
 namespace {
 
-constexpr int64_t kGroupRows = 192;  // rows that use a weight panel before the next is fetched: 14 tiles
+constexpr int64_t kGroupRows =
+    192;  // rows that use a weight panel before the next is fetched: 14 tiles
 
-Weights weights(const forward_args& a, const PackedLinear& l) { return {a.w_dtype, l.panels, l.N, l.K, true}; }
+Weights weights(const forward_args& a, const PackedLinear& l) {
+  return {a.w_dtype, l.panels, l.N, l.K, true};
+}
 
-struct Sizes {  // of a group of G images
-  int64_t G, patches, S, M, P, chunk;            // chunk: rows of the MLP's hidden at a time
+struct Sizes {                         // of a group of G images
+  int64_t G, patches, S, M, P, chunk;  // chunk: rows of the MLP's hidden at a time
   int64_t x_stride, h_stride, qkv_stride, f_stride;
-  int64_t x, h, wide, per_thread;                // floats of each buffer
+  int64_t x, h, wide, per_thread;  // floats of each buffer
 
   Sizes(const forward_args& a, const Image& image, int64_t group, int threads) {
     G = group;
@@ -54,9 +58,11 @@ struct Pass {
 
   int64_t rows() const { return images * n.S; }
 
-  void normalise(const NormVectors& norm, Range part, const float* from, int64_t stride, float* to, int64_t to_stride) const {
+  void normalise(const NormVectors& norm, Range part, const float* from, int64_t stride, float* to,
+                 int64_t to_stride) const {
     for (int64_t m = part.begin; m < part.end; ++m)
-      normalise_row(DType::f32, from + m * stride, norm.weight, norm.bias, DType::f32, to + m * to_stride, nullptr, a.D, a.eps);
+      normalise_row(DType::f32, from + m * stride, norm.weight, norm.bias, DType::f32,
+                    to + m * to_stride, nullptr, a.D, a.eps);
   }
 
   void embed() const {
@@ -90,8 +96,10 @@ struct Pass {
       float* const q = wide + b * n.S * n.qkv_stride + head * E;
       for (int64_t s = 0; w.q_norm.weight && s < n.S; ++s) {
         float* const row = q + s * n.qkv_stride;
-        normalise_row(DType::f32, row, w.q_norm.weight, w.q_norm.bias, DType::f32, row, nullptr, E, a.eps);
-        normalise_row(DType::f32, row + a.D, w.k_norm.weight, w.k_norm.bias, DType::f32, row + a.D, nullptr, E, a.eps);
+        normalise_row(DType::f32, row, w.q_norm.weight, w.q_norm.bias, DType::f32, row, nullptr, E,
+                      a.eps);
+        normalise_row(DType::f32, row + a.D, w.k_norm.weight, w.k_norm.bias, DType::f32, row + a.D,
+                      nullptr, E, a.eps);
       }
       attend({.dtype = DType::f32,
               .q = q,
@@ -114,7 +122,8 @@ struct Pass {
     team.sync();
   }
 
-  void residual(const PackedLinear& l, const float* gamma, const float* from, int64_t stride, int64_t m0, int64_t M) const {
+  void residual(const PackedLinear& l, const float* gamma, const float* from, int64_t stride,
+                int64_t m0, int64_t M) const {
     gemm(team, from, stride, M, weights(a, l), scratch,
          ResidualEpilogue{.bias = l.bias,
                           .gamma = gamma,
@@ -127,10 +136,14 @@ struct Pass {
     team.sync();
   }
 
-  void linear(const PackedLinear& l, Activation activation, const float* from, int64_t M, float* to, int64_t stride) const {
+  void linear(const PackedLinear& l, Activation activation, const float* from, int64_t M, float* to,
+              int64_t stride) const {
     gemm(team, from, n.h_stride, M, weights(a, l), scratch,
-         StoreEpilogue{
-             .bias = l.bias, .activation = activation, .y_dtype = DType::f32, .y = to, .y_stride = stride});
+         StoreEpilogue{.bias = l.bias,
+                       .activation = activation,
+                       .y_dtype = DType::f32,
+                       .y = to,
+                       .y_stride = stride});
     team.sync();
   }
 
@@ -182,7 +195,8 @@ struct Pass {
     }
     if (a.pool == Pool::tokens) {
       const Range mine = team.share(rows());
-      memcpy(a.y + (first * n.S + mine.begin) * a.D, x + mine.begin * a.D, (mine.end - mine.begin) * a.D * sizeof(float));
+      memcpy(a.y + (first * n.S + mine.begin) * a.D, x + mine.begin * a.D,
+             (mine.end - mine.begin) * a.D * sizeof(float));
       team.sync();
       return;
     }
@@ -192,7 +206,8 @@ struct Pass {
       return;
     }
     const Range mine = team.share(images);
-    for (int64_t b = mine.begin; b < mine.end; ++b) memcpy(a.y + (first + b) * a.D, h + b * n.h_stride, a.D * sizeof(float));
+    for (int64_t b = mine.begin; b < mine.end; ++b)
+      memcpy(a.y + (first + b) * a.D, h + b * n.h_stride, a.D * sizeof(float));
     team.sync();
   }
 
@@ -203,8 +218,10 @@ struct Pass {
   }
 };
 
-// Images [range) by one team, in groups; `memory` holds the team's shared buffers, then a part for each thread.
-void run_images(const forward_args& a, const Image& image, const Sizes& n, const Team& team, Range range, float* memory) {
+// Images [range) by one team, in groups; `memory` holds the team's shared buffers, then a part for
+// each thread.
+void run_images(const forward_args& a, const Image& image, const Sizes& n, const Team& team,
+                Range range, float* memory) {
   float* const x = memory;
   float* const h = x + round_up(n.x, 16);
   float* const wide = h + n.h;
@@ -223,19 +240,24 @@ void forward(const forward_args& a) {
   const Sizes alone(a, image, max(1, min(most, whole / a.threads)), 1);
   const Sizes together(a, image, max(1, min(most, rest)), a.threads);
   const int64_t each = round_up(alone.shared() + alone.per_thread, 1024);
-  const int64_t floats = max(whole ? a.threads * each : 0, rest ? together.shared() + a.threads * together.per_thread : 0);
+  const int64_t floats = max(whole ? a.threads * each : 0,
+                             rest ? together.shared() + a.threads * together.per_thread : 0);
   if (!a.B) return;
   const Lease lease(floats * sizeof(float));
   if (whole)
     run_team(a.threads, [&](const Team& all) {
-      for (int64_t part = all.rank; part < a.threads; part += all.size) {  // fewer threads came: take over their parts
+      for (int64_t part = all.rank; part < a.threads;
+           part += all.size) {  // fewer threads came: take over their parts
         const Team mine{0, 1};
         const int64_t images = whole / a.threads;
-        run_images(a, image, alone, mine, {part * images, (part + 1) * images}, lease.floats() + part * each);
+        run_images(a, image, alone, mine, {part * images, (part + 1) * images},
+                   lease.floats() + part * each);
       }
     });
   if (rest)
-    run_team(a.threads, [&](const Team& team) { run_images(a, image, together, team, {whole, a.B}, lease.floats()); });
+    run_team(a.threads, [&](const Team& team) {
+      run_images(a, image, together, team, {whole, a.B}, lease.floats());
+    });
 }
 
 }  // namespace vitkern::VITKERN_ISA

@@ -1,14 +1,19 @@
-// C (M, N) = A (M, K) W^T (N, K), fp32 accumulators, W in any float dtype, with an epilogue per row of C.
+// C (M, N) = A (M, K) W^T (N, K), fp32 accumulators, W in any float dtype, with an epilogue per row
+// of C.
 //
-//   for each panel of kNR columns            W panel, K x kNR: converted or transposed into L1/L2 scratch
-//     for each block of kKC inner steps        kKC * kNR * 4 B = 32 KiB (AVX-512): the block stays in L1
+//   for each panel of kNR columns            W panel, K x kNR: converted or transposed into L1/L2
+//   scratch
+//     for each block of kKC inner steps        kKC * kNR * 4 B = 32 KiB (AVX-512): the block stays
+//     in L1
 //       for each tile of kMR rows              kMR x kNR accumulators live in registers
 //
 //        k ->            kNR
-//   A  [ kMR rows ]  x  [ W ]   kMR * kNR / lanes accumulators + kNR / lanes of W + 1 broadcast <= registers
+//   A  [ kMR rows ]  x  [ W ]   kMR * kNR / lanes accumulators + kNR / lanes of W + 1 broadcast <=
+//   registers
 //
-// Sums over blocks of kKC, not over all of K, also keep the rounding error at the level of a blocked BLAS.
-// A result depends on its own row of A and column of W only: not on M, the tile it falls in or the thread.
+// Sums over blocks of kKC, not over all of K, also keep the rounding error at the level of a
+// blocked BLAS. A result depends on its own row of A and column of W only: not on M, the tile it
+// falls in or the thread.
 #pragma once
 #include "parallel.hpp"
 
@@ -35,7 +40,8 @@ struct Weights {
 constexpr int64_t kGemmScratch = kKC * kNR + kMaxRows * kNR;  // floats
 
 // out[k][j] = w[j][k0 + k] for j < kNR, k < K; rows j >= n are zero. w rows are `stride` apart.
-inline void pack_block(DType type, const void* w, int64_t stride, int64_t n, int64_t k0, int64_t K, float* out) {
+inline void pack_block(DType type, const void* w, int64_t stride, int64_t n, int64_t k0, int64_t K,
+                       float* out) {
   constexpr int64_t L = Vec::kLanes;
   for (int64_t j = 0; j < kNR; j += L)
     for (int64_t k = 0; k < K; k += L) {
@@ -47,8 +53,10 @@ inline void pack_block(DType type, const void* w, int64_t stride, int64_t n, int
     }
 }
 
-// Block [k0, k0 + K) of a panel as fp32 [k][kNR]: in place when it is already that, else in `scratch`.
-inline const float* panel_block(const Weights& w, int64_t panel, int64_t k0, int64_t K, float* scratch) {
+// Block [k0, k0 + K) of a panel as fp32 [k][kNR]: in place when it is already that, else in
+// `scratch`.
+inline const float* panel_block(const Weights& w, int64_t panel, int64_t k0, int64_t K,
+                                float* scratch) {
   if (!w.packed) {
     const void* rows = offset(w.dtype, w.data, panel * kNR * w.K);
     pack_block(w.dtype, rows, w.K, w.N - panel * kNR, k0, K, scratch);
@@ -57,14 +65,15 @@ inline const float* panel_block(const Weights& w, int64_t panel, int64_t k0, int
   const int64_t start = (panel * w.K + k0) * kNR;
   if (w.dtype == DType::f32) return static_cast<const float*>(w.data) + start;
   const bf16* from = static_cast<const bf16*>(w.data) + start;
-  for (int64_t i = 0; i < K * kNR; i += Vec::kLanes) Vec::load(from + i, Vec::kLanes).store(scratch + i);
+  for (int64_t i = 0; i < K * kNR; i += Vec::kLanes)
+    Vec::load(from + i, Vec::kLanes).store(scratch + i);
   return scratch;
 }
 
 // c (R, kNR) = or += a (R, K) b (K, kNR)
 template <int R>
-inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int64_t K, float* c, int64_t c_stride,
-                          bool add) {
+inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int64_t K, float* c,
+                          int64_t c_stride, bool add) {
   Vec acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = Vec::set(0);
@@ -85,8 +94,8 @@ inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int6
     }
 }
 
-inline void multiply(int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t K, float* c,
-                     int64_t c_stride, bool add) {
+inline void multiply(int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t K,
+                     float* c, int64_t c_stride, bool add) {
   switch (rows) {
 #define VITKERN_ROWS(R) \
   case R:               \
@@ -114,8 +123,8 @@ inline void multiply(int64_t rows, const float* a, int64_t a_stride, const float
 // Rows [begin, end) of C for the panels [first, last), by one thread.
 // epilogue(m, n0, n, c): c holds C[m][n0 .. n0 + n), n <= kNR, and may be overwritten.
 template <class Epilogue>
-void gemm_part(const float* A, int64_t a_stride, Range rows, const Weights& w, Range panels, float* scratch,
-               const Epilogue& epilogue) {
+void gemm_part(const float* A, int64_t a_stride, Range rows, const Weights& w, Range panels,
+               float* scratch, const Epilogue& epilogue) {
   float* const block = scratch;
   float* const c = scratch + kKC * kNR;
   const int64_t fit = kABytes / (max(w.K, 1) * 4) / kMR * kMR;
@@ -141,11 +150,11 @@ void gemm_part(const float* A, int64_t a_stride, Range rows, const Weights& w, R
   }
 }
 
-// The whole product by a team: columns are split when there are enough panels, so that no thread converts
-// another's weights; rows otherwise. A must be ready in all threads; no sync at the end.
+// The whole product by a team: columns are split when there are enough panels, so that no thread
+// converts another's weights; rows otherwise. A must be ready in all threads; no sync at the end.
 template <class Epilogue>
-void gemm(const Team& team, const float* A, int64_t a_stride, int64_t M, const Weights& w, float* scratch,
-          const Epilogue& epilogue) {
+void gemm(const Team& team, const float* A, int64_t a_stride, int64_t M, const Weights& w,
+          float* scratch, const Epilogue& epilogue) {
   const int64_t panels = ceil_div(w.N, kNR);
   if (panels >= 4 * team.size || M <= kMR)
     gemm_part(A, a_stride, {0, M}, w, team.share(panels), scratch, epilogue);

@@ -1,8 +1,8 @@
 // Argument structs of the CPU kernels and a declaration for each line of kernels.inc and each ISA.
 // Raw pointers and sizes only: nothing here knows torch or Python.
 //
-// Matrices and activations have a run-time dtype; per-channel vectors (norm weights, biases, gamma) are fp32.
-// A stride counts elements; the last axis is always contiguous.
+// Matrices and activations have a run-time dtype; per-channel vectors (norm weights, biases, gamma)
+// are fp32. A stride counts elements; the last axis is always contiguous.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Dropout {  // philox.hpp; off when threshold is 0
 
 struct layernorm_args {
   int threads;
-  DType dtype;  // of x and y
+  DType dtype;          // of x and y
   const void* x;        // (M, D), rows x_stride apart
   const float* weight;  // (D) or null
   const float* bias;    // (D) or null
@@ -32,8 +32,8 @@ struct layernorm_args {
 
 struct norm_linear_args {
   int threads;
-  DType x_dtype, w_dtype;  // of x; of weight, y and pre
-  const void* x;            // (M, K), rows x_stride apart
+  DType x_dtype, w_dtype;    // of x; of weight, y and pre
+  const void* x;             // (M, K), rows x_stride apart
   const float* norm_weight;  // (K)
   const float* norm_bias;    // (K)
   const void* weight;        // (N, K)
@@ -55,8 +55,8 @@ struct attention_args {
   void* y;                 // (B, S, H, E)
   float* lse;              // (B, H, S) or null
   int64_t B, S, H, E, sequences;
-  int64_t b_stride, s_stride, part_stride, h_stride;       // of qkv
-  int64_t bias_b_stride, bias_h_stride, bias_s_stride;     // 0 broadcasts
+  int64_t b_stride, s_stride, part_stride, h_stride;    // of qkv
+  int64_t bias_b_stride, bias_h_stride, bias_s_stride;  // 0 broadcasts
   float scale;
   Dropout dropout;
 };
@@ -76,18 +76,18 @@ struct linear_residual_args {
 
 struct mlp_args {
   int threads;
-  DType x_dtype, w_dtype;     // of x and y; of the weights and pre
-  const void* x;              // (B, S, D), rows x_stride apart
-  const float* norm_weight;   // (D)
-  const float* norm_bias;     // (D)
-  const void* fc1_weight;     // (F, D)
-  const float* fc1_bias;      // (F) or null
-  const void* fc2_weight;     // (D, F)
-  const float* fc2_bias;      // (D) or null
-  const float* gamma;         // (D) or null
-  void* y;                    // (B, S, D)
-  float* stats;               // (B*S, 2) or null
-  void* pre;                  // (B, S, F) or null
+  DType x_dtype, w_dtype;    // of x and y; of the weights and pre
+  const void* x;             // (B, S, D), rows x_stride apart
+  const float* norm_weight;  // (D)
+  const float* norm_bias;    // (D)
+  const void* fc1_weight;    // (F, D)
+  const float* fc1_bias;     // (F) or null
+  const void* fc2_weight;    // (D, F)
+  const float* fc2_bias;     // (D) or null
+  const float* gamma;        // (D) or null
+  void* y;                   // (B, S, D)
+  float* stats;              // (B*S, 2) or null
+  void* pre;                 // (B, S, F) or null
   int64_t B, S, D, F, x_stride;
   float eps;
   Activation activation;
@@ -110,13 +110,14 @@ struct patch_embed_args {
   Dropout dropout;
 };
 
-// A weight (N, K) as the GEMM wants it: panels of kNR columns, [panel][k][kNR], the last one padded with zeros.
+// A weight (N, K) as the GEMM wants it: panels of kNR columns, [panel][k][kNR], the last one padded
+// with zeros.
 struct pack_args {
   DType from, to;
   const void* weight;  // (N, K)
   void* panels;        // pack_bytes of it; null only asks for the size
   int64_t N, K;
-  size_t* bytes;       // size of the panels
+  size_t* bytes;  // size of the panels
 };
 
 struct PackedLinear {
@@ -135,10 +136,14 @@ struct BlockWeights {
   PackedLinear qkv, proj, fc1, fc2;
   const float* gamma1 = nullptr;  // (D) LayerScale or null
   const float* gamma2 = nullptr;
-  const float* bias = nullptr;    // (H, S, S) attention bias or null
+  const float* bias = nullptr;  // (H, S, S) attention bias or null
 };
 
-enum class Pool : int32_t { tokens, token, mean };  // all rows, the class row, the mean of the patches
+enum class Pool : int32_t {
+  tokens,
+  token,
+  mean
+};  // all rows, the class row, the mean of the patches
 
 struct forward_args {
   int threads;

@@ -10,7 +10,8 @@ void layernorm(const layernorm_args& a) {
     const Range rows = team.share(a.M);
     for (int64_t m = rows.begin; m < rows.end; ++m)
       normalise_row(a.dtype, offset(a.dtype, a.x, m * a.x_stride), a.weight, a.bias, a.dtype,
-                    const_cast<void*>(offset(a.dtype, a.y, m * a.D)), a.stats ? a.stats + 2 * m : nullptr, a.D, a.eps);
+                    const_cast<void*>(offset(a.dtype, a.y, m * a.D)),
+                    a.stats ? a.stats + 2 * m : nullptr, a.D, a.eps);
   });
 }
 

@@ -1,5 +1,6 @@
 // linear_residual: y = residual + drop_path(gamma * dropout(x weight^T + bias))
-// Everything after the product happens to accumulators on their way out: x and residual are read once.
+// Everything after the product happens to accumulators on their way out: x and residual are read
+// once.
 #include "arena.hpp"
 #include "epilogue.hpp"
 #include "gemm.hpp"
@@ -10,7 +11,8 @@
 namespace vitkern::VITKERN_ISA {
 
 void linear_residual(const linear_residual_args& a) {
-  const int64_t rows_total = a.B * a.S, chunk = min(rows_total, kChunkRows), h_stride = row_stride(a.K);
+  const int64_t rows_total = a.B * a.S, chunk = min(rows_total, kChunkRows),
+                h_stride = row_stride(a.K);
   const bool direct = a.x_dtype == DType::f32;  // the GEMM reads fp32 rows in place
   const int64_t copy = direct ? 0 : chunk * h_stride;
   const Lease lease((copy + a.threads * kGemmScratch) * sizeof(float));
@@ -23,7 +25,8 @@ void linear_residual(const linear_residual_args& a) {
       if (!direct) {
         const Range rows = team.share(M);
         for (int64_t m = rows.begin; m < rows.end; ++m)
-          widen_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), h + m * h_stride, a.K);
+          widen_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), h + m * h_stride,
+                    a.K);
         team.sync();
       }
       const float* A = direct ? static_cast<const float*>(a.x) + m0 * a.x_stride : h;

@@ -1,5 +1,6 @@
 // mlp: y = x + drop_path(gamma * dropout(fc2(dropout(activation(fc1(layernorm(x)))))))
-// A chunk of rows goes through both products while its F-wide hidden rows are in L2: they never reach memory.
+// A chunk of rows goes through both products while its F-wide hidden rows are in L2: they never
+// reach memory.
 #include "arena.hpp"
 #include "epilogue.hpp"
 #include "gemm.hpp"
@@ -15,17 +16,19 @@ void mlp(const mlp_args& a) {
   const int64_t chunk = min(M_total, max(8 * kMR, fit));
   const int64_t shared = chunk * (h_stride + hidden_stride);
   const Lease lease((shared + a.threads * kGemmScratch) * sizeof(float));
-  float* const h = lease.floats();                // (chunk, D)
-  float* const hidden = h + chunk * h_stride;     // (chunk, F)
-  const Weights fc1{a.w_dtype, a.fc1_weight, a.F, a.D, false}, fc2{a.w_dtype, a.fc2_weight, a.D, a.F, false};
+  float* const h = lease.floats();             // (chunk, D)
+  float* const hidden = h + chunk * h_stride;  // (chunk, F)
+  const Weights fc1{a.w_dtype, a.fc1_weight, a.F, a.D, false},
+      fc2{a.w_dtype, a.fc2_weight, a.D, a.F, false};
   run_team(a.threads, [&](const Team& team) {
     float* const scratch = h + shared + team.rank * kGemmScratch;
     for (int64_t m0 = 0; m0 < M_total; m0 += chunk) {
       const int64_t M = min(chunk, M_total - m0);
       const Range rows = team.share(M);
       for (int64_t m = rows.begin; m < rows.end; ++m)
-        normalise_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), a.norm_weight, a.norm_bias, DType::f32,
-                      h + m * h_stride, a.stats ? a.stats + 2 * (m0 + m) : nullptr, a.D, a.eps);
+        normalise_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), a.norm_weight,
+                      a.norm_bias, DType::f32, h + m * h_stride,
+                      a.stats ? a.stats + 2 * (m0 + m) : nullptr, a.D, a.eps);
       team.sync();
       gemm(team, h, h_stride, M, fc1, scratch,
            StoreEpilogue{.bias = a.fc1_bias,

@@ -1,6 +1,6 @@
 // norm_linear: y = activation(layernorm(x) weight^T + bias)
-// The normalised rows are made once per chunk, in fp32 scratch that the GEMM reads; bias and activation are applied
-// to accumulators on their way out. x is read once, y written once.
+// The normalised rows are made once per chunk, in fp32 scratch that the GEMM reads; bias and
+// activation are applied to accumulators on their way out. x is read once, y written once.
 #include "arena.hpp"
 #include "epilogue.hpp"
 #include "gemm.hpp"
@@ -21,8 +21,9 @@ void norm_linear(const norm_linear_args& a) {
       const int64_t M = min(chunk, a.M - m0);
       const Range rows = team.share(M);
       for (int64_t m = rows.begin; m < rows.end; ++m)
-        normalise_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), a.norm_weight, a.norm_bias, DType::f32,
-                      h + m * h_stride, a.stats ? a.stats + 2 * (m0 + m) : nullptr, a.K, a.eps);
+        normalise_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), a.norm_weight,
+                      a.norm_bias, DType::f32, h + m * h_stride,
+                      a.stats ? a.stats + 2 * (m0 + m) : nullptr, a.K, a.eps);
       team.sync();
       gemm(team, h, h_stride, M, w, scratch,
            StoreEpilogue{.bias = a.bias,

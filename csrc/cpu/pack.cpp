@@ -1,4 +1,5 @@
-// pack: a weight (N, K) into the panels that the GEMM reads, [N / kNR][K][kNR], in fp32 or bf16; once per weight.
+// pack: a weight (N, K) into the panels that the GEMM reads, [N / kNR][K][kNR], in fp32 or bf16;
+// once per weight.
 #include "gemm.hpp"
 #include "kernels.hpp"
 

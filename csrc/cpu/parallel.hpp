@@ -1,4 +1,5 @@
-// A team of threads that runs one function together (SPMD): each takes its share, sync() separates steps.
+// A team of threads that runs one function together (SPMD): each takes its share, sync() separates
+// steps.
 #pragma once
 #include "simd.hpp"
 #if defined(_OPENMP)
@@ -17,7 +18,8 @@ struct Team {
   // Part `rank` of [0, count), cut at multiples of `grain`; the parts differ by one grain at most.
   Range share(int64_t count, int64_t grain = 1) const {
     const int64_t grains = ceil_div(count, grain);
-    return {min(grains * rank / size * grain, count), min(grains * (rank + 1) / size * grain, count)};
+    return {min(grains * rank / size * grain, count),
+            min(grains * (rank + 1) / size * grain, count)};
   }
   void sync() const {
     if (size == 1) return;

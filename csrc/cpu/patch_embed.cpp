@@ -14,7 +14,8 @@ void write_prefix(const patch_embed_args& a, int64_t b, int64_t S, float* row) {
     const int64_t start = (b * S + t) * a.D;
     memcpy(row, a.prefix + t * a.D, a.D * sizeof(float));
     drop(a.dropout, kElements, static_cast<uint64_t>(start), row, a.D);
-    for (int64_t i = 0; i < a.D; i += Vec::kLanes) store_as(a.w_dtype, a.y, start + i, Vec::load(row + i, a.D - i), a.D - i);
+    for (int64_t i = 0; i < a.D; i += Vec::kLanes)
+      store_as(a.w_dtype, a.y, start + i, Vec::load(row + i, a.D - i), a.D - i);
   }
 }
 
@@ -32,7 +33,8 @@ void patch_embed(const patch_embed_args& a) {
   run_team(a.threads, [&](const Team& team) {
     float* const scratch = h + chunk * h_stride + team.rank * per_thread;
     const Range images = team.share(a.B);
-    for (int64_t b = images.begin; b < images.end; ++b) write_prefix(a, b, a.T + patches, scratch + kGemmScratch);
+    for (int64_t b = images.begin; b < images.end; ++b)
+      write_prefix(a, b, a.T + patches, scratch + kGemmScratch);
     for (int64_t m0 = 0; m0 < M_total; m0 += chunk) {
       const int64_t M = min(chunk, M_total - m0);
       const Range rows = team.share(M);

@@ -1,4 +1,5 @@
-// Patches of an image as rows of a GEMM: unfold, conversion and normalisation in one pass over the pixels.
+// Patches of an image as rows of a GEMM: unfold, conversion and normalisation in one pass over the
+// pixels.
 #pragma once
 #include "epilogue.hpp"
 #include "rows.hpp"
@@ -17,11 +18,12 @@ struct Image {
   int64_t row_length() const { return C * py * px; }
 };
 
-// Patch n of image b as a row of C * py * px fp32 numbers, in the order of a flattened filter. Normalisation is one
-// multiply-add: pixel * scale + shift, with uint8's 1/255 inside the scale.
+// Patch n of image b as a row of C * py * px fp32 numbers, in the order of a flattened filter.
+// Normalisation is one multiply-add: pixel * scale + shift, with uint8's 1/255 inside the scale.
 inline void unfold_patch(const Image& im, int64_t b, int64_t n, float* row) {
   const int64_t across = im.X / im.px;
-  const int64_t corner = b * im.b_stride + n / across * im.py * im.y_stride + n % across * im.px * im.x_stride;
+  const int64_t corner =
+      b * im.b_stride + n / across * im.py * im.y_stride + n % across * im.px * im.x_stride;
   for (int64_t c = 0; c < im.C; ++c) {
     double scale = im.dtype == DType::u8 ? 1.0 / 255 : 1.0, shift = 0;
     if (im.mean) {
@@ -48,7 +50,8 @@ inline void unfold_patch(const Image& im, int64_t b, int64_t n, float* row) {
   }
 }
 
-// y[b, T + n, :] = dropout(c + bias + position[n]): row m is patch m % patches of image m / patches.
+// y[b, T + n, :] = dropout(c + bias + position[n]): row m is patch m % patches of image m /
+// patches.
 struct PatchEpilogue {
   const float* bias;
   const float* position;
@@ -68,7 +71,8 @@ struct PatchEpilogue {
       v.store(c + i, n - i);
     }
     drop(dropout, kElements, static_cast<uint64_t>(start), c, n);
-    for (int64_t i = 0; i < n; i += Vec::kLanes) store_as(dtype, y, start + i, Vec::load(c + i, n - i), n - i);
+    for (int64_t i = 0; i < n; i += Vec::kLanes)
+      store_as(dtype, y, start + i, Vec::load(c + i, n - i), n - i);
   }
 };
 

@@ -1,4 +1,5 @@
-// Dropout as a pure function of (seed, stream, element index): Philox-4x32-10, as in vitkern/ops/philox.py.
+// Dropout as a pure function of (seed, stream, element index): Philox-4x32-10, as in
+// vitkern/ops/philox.py.
 #pragma once
 #include <cstdint>
 
@@ -15,7 +16,8 @@ struct PhiloxBlock {
 };
 
 inline PhiloxBlock philox(uint64_t seed, uint32_t stream, uint64_t counter) {
-  uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32), c2 = stream, c3 = 0;
+  uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32),
+           c2 = stream, c3 = 0;
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53} * c0, p1 = uint64_t{0xCD9E8D57} * c2;

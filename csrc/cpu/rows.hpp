@@ -5,9 +5,10 @@
 namespace {
 
 // y = (x - mean) * rstd * weight + bias over D elements. Three sweeps over a row that stays in L1
-// (D <= 4096 floats = 16 KiB), so memory is read once, and the variance is taken about the mean: no cancellation.
-inline void normalise_row(DType x_type, const void* x, const float* weight, const float* bias, DType y_type, void* y,
-                          float* stats, int64_t D, float eps) {
+// (D <= 4096 floats = 16 KiB), so memory is read once, and the variance is taken about the mean: no
+// cancellation.
+inline void normalise_row(DType x_type, const void* x, const float* weight, const float* bias,
+                          DType y_type, void* y, float* stats, int64_t D, float eps) {
   constexpr int64_t L = Vec::kLanes;
   Vec sum0 = Vec::set(0), sum1 = Vec::set(0);
   for (int64_t i = 0; i < D; i += 2 * L) {

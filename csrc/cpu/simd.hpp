@@ -1,7 +1,8 @@
 // One fp32 vector, as wide as this translation unit's ISA, and bf16 storage beside it.
 //
-// Everything is in an unnamed namespace: the file is compiled once per ISA, and the linker must never merge an
-// AVX-512 copy of an inline function into AVX2 code. For the same reason no std:: template is used here.
+// Everything is in an unnamed namespace: the file is compiled once per ISA, and the linker must
+// never merge an AVX-512 copy of an inline function into AVX2 code. For the same reason no std::
+// template is used here.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -50,7 +51,9 @@ struct Vec {
     const __m512i r = _mm512_mask_mov_epi32(even, nan, _mm512_set1_epi32(0x7fc00000));
     _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
   }
-  Vec keep_first(int64_t n, float rest) const { return {_mm512_mask_mov_ps(_mm512_set1_ps(rest), first(n), v)}; }
+  Vec keep_first(int64_t n, float rest) const {
+    return {_mm512_mask_mov_ps(_mm512_set1_ps(rest), first(n), v)};
+  }
   float sum() const { return _mm512_reduce_add_ps(v); }
   float largest() const { return _mm512_reduce_max_ps(v); }
 
@@ -59,14 +62,17 @@ struct Vec {
   friend Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
   friend Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
   friend Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-  friend Vec lesser(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }    // b where either is NaN
-  friend Vec greater(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }   // b where either is NaN
-  friend Vec nearest(Vec a) { return {_mm512_roundscale_ps(a.v, 8)}; }     // to an integer, ties to even
+  friend Vec lesser(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }   // b where either is NaN
+  friend Vec greater(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is NaN
+  friend Vec nearest(Vec a) {
+    return {_mm512_roundscale_ps(a.v, 8)};
+  }  // to an integer, ties to even
   friend Vec magnitude(Vec a) { return {_mm512_abs_ps(a.v)}; }
   friend Vec scaled(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2^n
   friend Vec with_sign(Vec a, Vec sign) {  // |a| with the sign of `sign`
-    return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(
-        _mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign.v), _mm512_castps_si512(a.v), 0xca))};
+    return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN),
+                                                          _mm512_castps_si512(sign.v),
+                                                          _mm512_castps_si512(a.v), 0xca))};
   }
   friend Vec select_less(Vec a, Vec b, Vec yes, Vec no) {  // a < b ? yes : no
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
@@ -93,8 +99,10 @@ inline void transpose(Vec* rows) {
   // u[4g + j]: 128-bit part q holds column 4q + j of rows 4g .. 4g+3
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    const __m512 a = _mm512_shuffle_f32x4(u[j], u[4 + j], 0x88), b = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0x88);
-    const __m512 c = _mm512_shuffle_f32x4(u[j], u[4 + j], 0xdd), d = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0xdd);
+    const __m512 a = _mm512_shuffle_f32x4(u[j], u[4 + j], 0x88),
+                 b = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0x88);
+    const __m512 c = _mm512_shuffle_f32x4(u[j], u[4 + j], 0xdd),
+                 d = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0xdd);
     rows[j].v = _mm512_shuffle_f32x4(a, b, 0x88);
     rows[8 + j].v = _mm512_shuffle_f32x4(a, b, 0xdd);
     rows[4 + j].v = _mm512_shuffle_f32x4(c, d, 0x88);
@@ -130,15 +138,18 @@ struct Vec {
   }
   void store(float* p) const { _mm256_storeu_ps(p, v); }
   void store(float* p, int64_t n) const {
-    if (n >= kLanes) store(p);
-    else _mm256_maskstore_ps(p, first(n), v);
+    if (n >= kLanes)
+      store(p);
+    else
+      _mm256_maskstore_ps(p, first(n), v);
   }
   void store(bf16* p, int64_t n) const {  // round to nearest even; a NaN stays one
     const __m256i u = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     const __m256i even = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    const __m256i r = _mm256_srli_epi32(_mm256_blendv_epi8(even, _mm256_set1_epi32(0x7fc00000), nan), 16);
+    const __m256i r =
+        _mm256_srli_epi32(_mm256_blendv_epi8(even, _mm256_set1_epi32(0x7fc00000), nan), 16);
     const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
     uint16_t t[kLanes];
     _mm_storeu_si128(reinterpret_cast<__m128i*>(t), _mm256_castsi256_si128(pairs));
@@ -229,7 +240,9 @@ struct Vec {
     return r;
   }
   void store(float* p) const { store(p, kLanes); }
-  void store(float* p, int64_t n) const { memcpy(p, &v, (n < kLanes ? n : kLanes) * sizeof(float)); }
+  void store(float* p, int64_t n) const {
+    memcpy(p, &v, (n < kLanes ? n : kLanes) * sizeof(float));
+  }
   void store(bf16* p, int64_t n) const {  // round to nearest even; a NaN stays one
     uint32_t t[kLanes];
     memcpy(t, &v, sizeof(t));
@@ -272,7 +285,8 @@ struct Vec {
     return r;
   }
   friend Vec with_sign(Vec a, Vec sign) {
-    const I bits = (reinterpret_cast<I>(a.v) & 0x7fffffff) | (reinterpret_cast<I>(sign.v) & INT32_MIN);
+    const I bits =
+        (reinterpret_cast<I>(a.v) & 0x7fffffff) | (reinterpret_cast<I>(sign.v) & INT32_MIN);
     return {reinterpret_cast<F>(bits)};
   }
   friend Vec select_less(Vec a, Vec b, Vec yes, Vec no) { return {a.v < b.v ? yes.v : no.v}; }
@@ -305,8 +319,10 @@ inline Vec load_as(DType type, const void* p, int64_t i, int64_t n) {
   return Vec::load(static_cast<const bf16*>(p) + i, n);
 }
 inline void store_as(DType type, void* p, int64_t i, Vec v, int64_t n) {
-  if (type == DType::f32) v.store(static_cast<float*>(p) + i, n);
-  else v.store(static_cast<bf16*>(p) + i, n);
+  if (type == DType::f32)
+    v.store(static_cast<float*>(p) + i, n);
+  else
+    v.store(static_cast<bf16*>(p) + i, n);
 }
 inline const void* offset(DType type, const void* p, int64_t i) {
   return static_cast<const char*>(p) + i * (type == DType::f32 ? 4 : type == DType::bf16 ? 2 : 1);

@@ -1,4 +1,4 @@
-"""Every operator the engine knows. Importing this package fills the registry and declares them to torch."""
+"""Every operator. Importing this package fills the registry and declares them to torch."""
 
 from .activations import ACTIVATIONS, activation
 from .attention import attention

@@ -1,9 +1,9 @@
 """Declares operators to torch: schema, fake kernel, autograd, and who computes where.
 
-`Library.define/impl` rather than `@custom_op`: the same torch.compile support at 3 us a call instead of
-6-12 us (torch 2.13, CPU). The CPU kernel is imported on its first call. A dtype or device without a kernel
-(float64, float16 on the CPU, any accelerator so far) runs the reference, which is exact but slower;
-`ViT.explain()` says so.
+`Library.define/impl` rather than `@custom_op`: the same torch.compile support at 3 us a call
+instead of 6-12 us (torch 2.13, CPU). The CPU kernel is imported on its first call. A dtype or
+device without a kernel (float64, float16 on the CPU, any accelerator so far) runs the reference,
+which is exact but slower; `ViT.explain()` says so.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _cpu(op: Operator) -> Callable:
 def _define_backward(op: Operator) -> None:
     """`op`_backward(grad, arguments, results, needs) -> the gradients asked for, in argument order.
 
-    An operator of its own, so that torch.compile sees one opaque node and a fused kernel can replace it
-    without a change of schema.
+    An operator of its own, so that torch.compile sees one opaque node and a fused kernel can
+    replace it without a change of schema.
     """
     name, count = f"{op.name}_backward", len(op.arguments)
     _LIBRARY.define(f"{name}(Tensor grad, {op.schema}, Tensor[] results, bool[] needs) -> Tensor[]")

@@ -49,5 +49,7 @@ def outer(grad: Tensor, x: Tensor) -> Tensor:
 def ordered(needs: frozenset[str], names: tuple[str, ...], grads: dict, args: dict) -> list[Tensor]:
     """The gradients asked for, in argument order, in their arguments' dtypes."""
     return [
-        grads[n]().reshape(args[n].shape).to(args[n].dtype).contiguous() for n in names if n in needs
+        grads[n]().reshape(args[n].shape).to(args[n].dtype).contiguous()
+        for n in names
+        if n in needs
     ]

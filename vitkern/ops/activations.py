@@ -1,6 +1,7 @@
 """The activations an epilogue can apply, and their derivatives, in plain torch.
 
-GELU is the exact erf one; `gelu_tanh` is its tanh approximation, `quick_gelu` is x * sigmoid(1.702 x).
+GELU is the exact erf one; `gelu_tanh` is its tanh approximation, `quick_gelu` is x * sigmoid(1.702
+x).
 """
 
 import torch

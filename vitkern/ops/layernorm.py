@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,13 +15,17 @@ def reference(
 ) -> tuple[Tensor, Tensor]:
     w, b = (t if t is None else t.to(x.dtype) for t in (weight, bias))
     y = F.layer_norm(x, x.shape[-1:], w, b, eps)
-    return y.contiguous(), row_stats(x, eps) if save else x.new_empty(0, dtype=torch.float32)
+    return y.contiguous(), row_stats(x, eps) if save else wide(x.new_empty(0))
 
 
-def backward(grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
+def backward(
+    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
+) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     xhat = normalised(given["x"], results[1])
-    dx, dweight, dbias = norm_backward(wide(grad), xhat, results[1][:, 1].to(xhat.dtype), given["weight"])
+    dx, dweight, dbias = norm_backward(
+        wide(grad), xhat, results[1][:, 1].to(xhat.dtype), given["weight"]
+    )
     grads = {"x": lambda: dx, "weight": lambda: dweight, "bias": lambda: dbias}
     return ordered(needs, OP.arguments, grads, given)
 
@@ -31,7 +34,7 @@ OP = Operator(
     name="layernorm",
     schema="Tensor x, Tensor? weight, Tensor? bias, float eps, bool save",
     axes={"x": "... D", "weight": "D", "bias": "D"},
-    outputs={"y": ("... D", "x"), "stats": ("M 2", "float32")},
+    outputs={"y": ("... D", "x"), "stats": ("M 2", "wide")},
     reference=reference,
     backward=backward,
     differentiable=("x", "weight", "bias"),
@@ -62,5 +65,5 @@ _op = _library.define(OP)
 def layernorm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-6
 ) -> Tensor:
-    """LayerNorm over the last axis of x (..., D) with fp32 statistics; weight and bias (D,) or None."""
+    """LayerNorm over the last axis of x (..., D), fp32 statistics; weight, bias (D,) or None."""
     return _op(x, weight, bias, eps, _library.needs_save(x, weight, bias))[0]

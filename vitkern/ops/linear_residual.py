@@ -1,4 +1,4 @@
-"""linear_residual: GEMM + bias + LayerScale + drop-path + residual (attention's projection, fc2)."""
+"""linear_residual: GEMM + bias + LayerScale + drop-path + residual (attention's proj, fc2)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from ._wide import ordered, outer, rows_sum, wide
 from .attention import _seed
 
 
-def branch(y: Tensor, gamma: Tensor | None, dropout_p: float, drop_path_p: float, seed: Tensor | None):
-    """What happens to a branch before it joins the residual stream: dropout, LayerScale, drop-path."""
+def branch(
+    y: Tensor, gamma: Tensor | None, dropout_p: float, drop_path_p: float, seed: Tensor | None
+):
+    """What happens to a branch before it joins the residual stream."""
     y = philox.dropout(y, dropout_p, seed)
     if gamma is not None:
         y = y * gamma.to(y.dtype)
@@ -22,7 +24,7 @@ def branch(y: Tensor, gamma: Tensor | None, dropout_p: float, drop_path_p: float
 def branch_backward(
     grad: Tensor, dropout_p: float, drop_path_p: float, seed: Tensor | None
 ) -> Tensor:
-    """Gradient of gamma * (x weight^T + bias), wide: the masks are linear, so they apply to grad."""
+    """Gradient of gamma * (x weight^T + bias), wide: masks are linear, so they apply to grad."""
     return philox.dropout(philox.drop_path(wide(grad), drop_path_p, seed), dropout_p, seed)
 
 
@@ -50,7 +52,9 @@ def reference(
     return ((residual + y.to(residual.dtype)).contiguous(),)
 
 
-def backward(grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
+def backward(
+    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
+) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     x, weight, bias, _, gamma, dropout_p, drop_path_p, seed = args
     raw = branch_backward(grad, dropout_p, drop_path_p, seed)  # before gamma
@@ -93,7 +97,9 @@ _CASES = (
 )
 
 
-def _spec(suffix: str, formula: str, inputs: tuple[str, ...], p: float, path: float, bench=()) -> OpSpec:
+def _spec(
+    suffix: str, formula: str, inputs: tuple[str, ...], p: float, path: float, bench=()
+) -> OpSpec:
     return OpSpec(
         name="linear_residual" + suffix,
         op=OP,
@@ -111,9 +117,20 @@ _BENCH = tuple(
     {"B": b, "S": 197, "K": k * d, "N": d} for b in (1, 8) for d in (192, 384, 768) for k in (1, 4)
 )
 register(
-    _spec("", "y = residual + x weight^T + bias", ("x", "weight", "bias", "residual"), 0.0, 0.0, _BENCH),
     _spec(
-        "+gamma", "y = residual + gamma * (x weight^T)", ("x", "weight", "residual", "gamma"), 0.0, 0.0
+        "",
+        "y = residual + x weight^T + bias",
+        ("x", "weight", "bias", "residual"),
+        0.0,
+        0.0,
+        _BENCH,
+    ),
+    _spec(
+        "+gamma",
+        "y = residual + gamma * (x weight^T)",
+        ("x", "weight", "residual", "gamma"),
+        0.0,
+        0.0,
     ),
     _spec(
         "+dropout",
@@ -137,6 +154,6 @@ def linear_residual(
     drop_path_p: float = 0.0,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """residual + drop_path(gamma * dropout(x @ weight.T + bias)): x (B, S, K) -> like residual (B, S, N)."""
+    """residual (B, S, N) + drop_path(gamma * dropout(x @ weight.T + bias)), x (B, S, K)."""
     philox.check("linear_residual", seed, dropout_p=dropout_p, drop_path_p=drop_path_p)
     return _op(x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed)

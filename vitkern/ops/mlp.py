@@ -1,8 +1,7 @@
-"""mlp: x + fc2(act(fc1(layernorm(x)))) as one operator; on the CPU the F-wide rows never leave L2."""
+"""mlp: x + fc2(act(fc1(layernorm(x)))) as one operator, whose F-wide rows stay in cache."""
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -35,11 +34,13 @@ def reference(
     pre = F.linear(h.to(dtype), fc1_weight, b1)  # (B, S, F)
     hidden = philox.dropout(activations.activation(activation)(pre), dropout_p, seed, philox.HIDDEN)
     y = branch(F.linear(hidden, fc2_weight, b2), gamma, dropout_p, drop_path_p, seed)
-    stats = row_stats(x, eps) if save else x.new_empty(0, dtype=torch.float32)
+    stats = row_stats(x, eps) if save else wide(x.new_empty(0))
     return (x + y.to(x.dtype)).contiguous(), stats, pre if save else fc1_weight.new_empty(0)
 
 
-def backward(grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
+def backward(
+    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
+) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     activation, p, seed = given["activation"], given["dropout_p"], given["seed"]
     gamma, norm_weight = given["gamma"], given["norm_weight"]
@@ -86,7 +87,7 @@ OP = Operator(
         "gamma": "D",
         "seed": "1",
     },
-    outputs={"y": ("B S D", "x"), "stats": ("M 2", "float32"), "pre": ("B S F", "fc1_weight")},
+    outputs={"y": ("B S D", "x"), "stats": ("M 2", "wide"), "pre": ("B S F", "fc1_weight")},
     reference=reference,
     backward=backward,
     differentiable=(

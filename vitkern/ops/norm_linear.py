@@ -1,8 +1,7 @@
-"""norm_linear: LayerNorm in a GEMM's prologue, bias and activation in its epilogue (qkv, fc1, head)."""
+"""norm_linear: LayerNorm in a GEMM's prologue, bias and activation in its epilogue (qkv, fc1)."""
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,11 +23,13 @@ def reference(
     h = F.layer_norm(x, x.shape[-1:], norm_weight.to(x.dtype), norm_bias.to(x.dtype), eps)
     pre = F.linear(h.to(weight.dtype), weight, None if bias is None else bias.to(weight.dtype))
     y = activations.activation(activation)(pre)
-    stats = row_stats(x, eps) if save else x.new_empty(0, dtype=torch.float32)
+    stats = row_stats(x, eps) if save else wide(x.new_empty(0))
     return y, stats, pre if save and activation != "none" else weight.new_empty(0)
 
 
-def backward(grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
+def backward(
+    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
+) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     _, stats, pre = results
     dpre = activations.backward(given["activation"], wide(grad), wide(pre))
@@ -52,7 +53,7 @@ OP = Operator(
     schema="Tensor x, Tensor norm_weight, Tensor norm_bias, Tensor weight, Tensor? bias,"
     " str activation, float eps, bool save",
     axes={"x": "... K", "norm_weight": "K", "norm_bias": "K", "weight": "N K", "bias": "N"},
-    outputs={"y": ("... N", "weight"), "stats": ("M 2", "float32"), "pre": ("... N", "weight")},
+    outputs={"y": ("... N", "weight"), "stats": ("M 2", "wide"), "pre": ("... N", "weight")},
     reference=reference,
     backward=backward,
     differentiable=("x", "norm_weight", "norm_bias", "weight", "bias"),
@@ -78,7 +79,9 @@ def _spec(suffix: str, activation: str, formula: str, widen: int, inputs=_INPUTS
         scalars={"activation": activation, "eps": 1e-6},
         flops=lambda n: 2 * n["M"] * n["N"] * n["K"] + 8 * n["M"] * n["K"],
         cases=_CASES,
-        bench=tuple({"M": b * 197, "K": d, "N": widen * d} for b in (1, 8) for d in (192, 384, 768)),
+        bench=tuple(
+            {"M": b * 197, "K": d, "N": widen * d} for b in (1, 8) for d in (192, 384, 768)
+        ),
     )
 
 
@@ -102,7 +105,7 @@ def norm_linear(
     activation: str = "none",
     eps: float = 1e-6,
 ) -> Tensor:
-    """activation(layernorm(x) @ weight.T + bias): x (..., K), weight (N, K) -> (..., N) in weight's dtype."""
+    """activation(layernorm(x) @ weight.T + bias) in weight's dtype: (..., K) -> (..., N)."""
     activations.check(activation)
     save = _library.needs_save(x, norm_weight, norm_bias, weight, bias)
     return _op(x, norm_weight, norm_bias, weight, bias, activation, eps, save)[0]

@@ -1,4 +1,4 @@
-"""patch_embed: unfold + projection + bias + position + prefix tokens, written straight into (B, S, D)."""
+"""patch_embed: unfold + projection + bias + position + prefix tokens, straight into (B, S, D)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def reference(
     return (philox.dropout(y, dropout_p, seed).contiguous(),)
 
 
-def backward(grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
+def backward(
+    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
+) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     image, weight, _, prefix, _, mean, std, dropout_p, seed = args
     py, px = weight.shape[2:]
@@ -185,9 +187,9 @@ def patch_embed(
 ) -> Tensor:
     """Tokens (B, S, D) of an image (B, C, Y, X), in weight's dtype.
 
-    The image is read in place by stride, so channels-last pixels are `image.permute(0, 3, 1, 2)`. uint8 pixels
-    are divided by 255; mean and std (C,) then normalise. prefix (T, D) are ready-made rows, position (N, D)
-    is added to the patches' rows.
+    The image is read in place by stride, so channels-last pixels are `image.permute(0, 3, 1, 2)`.
+    uint8 pixels are divided by 255; mean and std (C,) then normalise. prefix (T, D) are ready-made
+    rows, position (N, D) is added to the patches' rows.
     """
     philox.check("patch_embed", seed, dropout_p=dropout_p)
     if (mean is None) != (std is None):

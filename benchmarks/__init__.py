@@ -1,0 +1,1 @@
+"""Run `pytest benchmarks/ --benchmark-only`, then `python -m benchmarks.report`."""

@@ -1,0 +1,83 @@
+"""Draws a results file and puts its tables into README.md and docs/performance.md.
+
+python -m benchmarks.report [RESULTS] [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+from benchmarks import pictures, tables
+from benchmarks.rows import LATEST, ROOT, read
+
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+
+
+def between(text: str, name: str, body: str, path: pathlib.Path) -> str:
+    """`text` with what stands between the markers of `name` replaced by `body`."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if begin not in text or end not in text:
+        raise ValueError(
+            f"{path} lacks the markers {begin} and {end}: put them where the table belongs"
+        )
+    head, rest = text.split(begin, 1)
+    return f"{head}{begin}\n{body}\n{end}{rest.split(end, 1)[1]}"
+
+
+def documents(rows: list[dict]) -> dict[pathlib.Path, str]:
+    """What README.md and docs/performance.md should say of these rows."""
+    table = tables.models(rows)
+    readme = between(README.read_text(), "results", table, README)
+    text = between(PERFORMANCE.read_text(), "results", table, PERFORMANCE)
+    text = between(text, "operators", tables.operators(rows), PERFORMANCE)
+    text = between(text, "limits", tables.limits(rows), PERFORMANCE)
+    return {README: readme, PERFORMANCE: text}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "results", nargs="?", type=pathlib.Path, default=LATEST, help=f"default: {LATEST.name}"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a table is not current"
+    )
+    parser.add_argument(
+        "--pictures",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="draw there and leave the documents alone",
+    )
+    given = parser.parse_args(arguments)
+    try:
+        rows = read(given.results)
+        if given.pictures:
+            for path in pictures.draw(rows, given.pictures):
+                print(f"drew {path}")
+            return 0
+        wanted = documents(rows)
+    except (OSError, ValueError, ImportError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    old = [path for path, text in wanted.items() if path.read_text() != text]
+    if given.check:
+        for path in old:
+            print(
+                f"{path.relative_to(ROOT)} does not show {given.results}:"
+                " run python -m benchmarks.report"
+            )
+        return 1 if old else 0
+    for path, text in wanted.items():
+        path.write_text(text)
+    for path in pictures.draw(rows, ROOT / "docs" / "pictures"):
+        print(f"drew {path.relative_to(ROOT)}")
+    print(f"tables of {given.results} are in README.md and docs/performance.md")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

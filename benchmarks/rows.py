@@ -1,0 +1,102 @@
+"""Rows of a results file: one JSON object a line, one measurement of one provider each."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pathlib
+import subprocess
+from collections.abc import Iterable, Mapping
+
+from vitkern.cli.timing import Spread
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = pathlib.Path(__file__).parent / "results"
+LATEST = RESULTS / "latest.jsonl"  # what README and docs show
+PARTIAL = RESULTS / "partial.jsonl"  # what a run over a part of the suite writes; not committed
+
+# Providers that are eager PyTorch: the reference, PyTorch's own fused operator, timm's model, and
+# in rows of bf16 the reference in fp32.
+EAGER = ("torch", "torch_fused", "timm", "torch_fp32")
+
+# What decides how fast the code is; a change elsewhere leaves a measurement valid.
+MEASURED_PATHS = ("vitkern", "csrc", "CMakeLists.txt", "setup.py")
+
+
+def row(
+    kind: str,
+    name: str,
+    axes: Mapping[str, int],
+    dtype: str,
+    provider: str,
+    spread: Spread,
+    eager_us: float,
+    *,
+    flops: int,
+    bytes_moved: int,
+    rounds: int,
+) -> dict[str, object]:
+    """One measurement; `ratio` is the speed relative to the fastest eager provider of its turns."""
+    return {
+        "kind": kind,
+        "name": name,
+        "axes": dict(axes),
+        "dtype": dtype,
+        "provider": provider,
+        "us": spread.median,
+        "us_p20": spread.p20,
+        "us_p80": spread.p80,
+        "rounds": rounds,
+        "gflops": round(flops / spread.median / 1e3, 2),
+        "gbs": round(bytes_moved / spread.median / 1e3, 3),
+        "flops": flops,
+        "bytes": bytes_moved,
+        "ratio": round(eager_us / spread.median, 3),
+    }
+
+
+def commit() -> str:
+    """The commit that was measured, with a + when the code differs from it; "none" outside git."""
+
+    def git(*arguments: str) -> str:
+        said = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        return said.stdout.strip() if said.returncode == 0 else ""
+
+    try:
+        short = git("rev-parse", "--short", "HEAD") or "none"
+        return short + ("+" if git("status", "--porcelain", "--", *MEASURED_PATHS) else "")
+    except OSError:
+        return "none"
+
+
+def write(path: pathlib.Path, rows: Iterable[Mapping], machine: Mapping[str, object]) -> None:
+    """Stamp every row with machine, commit and date, and write the file whole."""
+    stamp = {
+        "machine": dict(machine),
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({**r, **stamp}) + "\n" for r in rows))
+
+
+def read(path: pathlib.Path) -> list[dict]:
+    """The rows of a results file; the error names the file and line that is not one."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no results file {path}: run `pytest benchmarks/ --benchmark-only` first"
+        )
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number} is not a results row: {error}") from error
+    if not found:
+        raise ValueError(f"{path} has no rows: run `pytest benchmarks/ --benchmark-only` again")
+    return found
+
+
+def shape_text(axes: Mapping[str, int]) -> str:
+    """Axes as the tables print them: `B8 S197 D768`."""
+    return " ".join(f"{letter}{size}" for letter, size in axes.items())

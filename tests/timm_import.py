@@ -1,0 +1,39 @@
+"""timm beside the CPU build of PyTorch, for which there is no build of torchvision.
+
+torchvision's Python code registers fake kernels for compiled operators that are missing then;
+declaring their schemas first is enough, as timm's models use none of them.
+"""
+
+import importlib.util
+import pathlib
+
+import pytest
+import torch
+
+
+def import_timm():
+    """The timm module; skips the test, with the reason, where it cannot be imported."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is not None and not _KEPT and not _loads(pathlib.Path(spec.origin).parent):
+        _declare()
+    return pytest.importorskip("timm", exc_type=ImportError)
+
+
+def _loads(folder):
+    """Whether torchvision's compiled operators are of this build of PyTorch."""
+    try:
+        for library in folder.glob("_C*.so"):
+            torch.ops.load_library(library)
+    except OSError:
+        return False
+    return hasattr(torch.ops.torchvision, "nms")
+
+
+def _declare():
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEPT.append(library)
+
+
+_KEPT = []  # a library's schemas live as long as it does

@@ -1,0 +1,58 @@
+"""accelerate: a ready inference module from a model that exists, sharing its parameters."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .model import ViT
+from .paths import PRECISIONS
+from .weights import timm
+
+
+def accelerate(model: nn.Module, precision: str = "fp32") -> ViT:
+    """A `vitkern.ViT` in eval mode with the parameters of `model`, a `vitkern.ViT` or a timm ViT.
+
+    The parameters are shared, not copied: what an optimizer does to `model` shows in the result,
+    whose engine packs them again. precision: "fp32" or "bf16", for the matrix products. A model
+    that vitkern cannot express, or that has hooks or foreign modules, is refused.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"accelerate: precision must be fp32 or bf16, not {precision!r}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"accelerate: expected a ViT, got {type(model).__name__}")
+    config = model.config if isinstance(model, ViT) else timm.config_of(model)
+    for name, parameter in model.named_parameters():
+        if parameter.dtype not in PRECISIONS.values():
+            raise ValueError(
+                f"accelerate: {name} is {parameter.dtype}, expected float32 or bfloat16; convert"
+                f" the model with .float() or .bfloat16()"
+            )
+    _check_untouched(model)
+    fast = ViT(config, device="meta")
+    theirs, ours = dict(model.named_parameters()), dict(fast.named_parameters())
+    odd = sorted(theirs.keys() ^ ours.keys())
+    odd = odd or [n for n in ours if theirs[n].shape != ours[n].shape]
+    if odd:
+        raise ValueError(
+            f"accelerate: the parameters are not those of a plain ViT: {', '.join(odd[:5])}"
+            f"{' and more' if len(odd) > 5 else ''}; merge adapters first"
+        )
+    for name, parameter in theirs.items():
+        owner, _, key = name.rpartition(".")
+        setattr(fast.get_submodule(owner), key, parameter)
+    fast.precision = precision
+    return fast.eval()
+
+
+def _check_untouched(model: nn.Module) -> None:
+    if isinstance(model, ViT):
+        reason = model._watch().disturbance()
+        if reason:
+            raise ValueError(f"accelerate: {reason}, and the result would not have it")
+        return
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            raise ValueError(
+                f"accelerate: {name or 'the model'} has a hook, and the result would not have it;"
+                f" remove it first"
+            )

@@ -1,0 +1,69 @@
+"""The project's pictures: one colour per provider, titled with where the numbers come from."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+# Okabe and Ito's palette: told apart by every kind of colour vision.
+COLOURS = {"torch": "#7f7f7f", "timm": "#E69F00", "native": "#0072B2"}
+NAMES = {"torch": "PyTorch eager", "timm": "timm eager", "native": "vitkern"}
+
+
+def pyplot():
+    """matplotlib without a window; a clear error where it is missing."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib: pip install matplotlib") from error
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update(
+        {
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "svg.fonttype": "path",
+        }
+    )
+    matplotlib.rcParams["svg.hashsalt"] = "vitkern"  # the same numbers give the same file
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def speedup_bars(
+    rows: Sequence[tuple[str, Mapping[str, float]]], path: pathlib.Path, title: str, subtitle: str
+) -> pathlib.Path:
+    """Bars of speed relative to eager PyTorch (1.0); rows are (label, {provider: ratio})."""
+    plt = pyplot()
+    providers = [p for p in COLOURS if any(p in ratios for _, ratios in rows)]
+    bar = 0.8 / max(1, len(providers))
+    figure, axis = plt.subplots(figsize=(8, 1.6 + 0.19 * len(rows) * max(2, len(providers))))
+    for i, provider in enumerate(providers):
+        places = [y + (i - (len(providers) - 1) / 2) * bar for y in range(len(rows))]
+        ratios = [ratio.get(provider, 0.0) for _, ratio in rows]
+        axis.barh(places, ratios, height=bar, color=COLOURS[provider], label=NAMES[provider])
+        for place, ratio in zip(places, ratios, strict=True):
+            if ratio and provider != "torch":
+                axis.text(ratio, place, f" {ratio:.2f}×", va="center", fontsize=7)
+    axis.axvline(1.0, color=COLOURS["torch"], linewidth=1, zorder=0)
+    axis.set_yticks(range(len(rows)), [label for label, _ in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.margins(x=0.1)
+    axis.set_xlabel("speed relative to eager PyTorch (longer is faster)")
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, fontsize=8)
+    return save(figure, path, title, subtitle)
+
+
+def save(figure, path: pathlib.Path, title: str, subtitle: str) -> pathlib.Path:
+    """Title the figure, write it in the format that the path's ending names, and close it."""
+    plt = pyplot()
+    height = figure.get_size_inches()[1]  # room for the two title lines, in inches from the top
+    figure.text(0.01, 1 - 0.05 / height, title, fontsize=12, weight="bold", va="top")
+    figure.text(0.01, 1 - 0.30 / height, subtitle, fontsize=7.5, color="#444444", va="top")
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.45 / height))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, dpi=150, metadata=metadata)
+    plt.close(figure)
+    return path

@@ -1,0 +1,213 @@
+"""Check ViT against PyTorch on this machine, time both in turns, and draw the result.
+
+The truth is the model in float64. An error is given as a multiple of the one that eager PyTorch
+makes at the same precision, and passes within twice its worst and 1.25 times its rms error. All
+four columns of a row of the timing table take turns in one process; the speed-up of bf16 is
+over the faster of PyTorch's two precisions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+MODELS = ("Ti/16", "S/16", "B/16")
+BATCHES = (1, 8)
+CHECKED_IMAGES = 2
+PRECISIONS = ("fp32", "bf16")
+
+
+class Verdict(NamedTuple):
+    """The errors of the logits against float64, and whether ours is within the contract."""
+
+    model: str
+    precision: str
+    path: str
+    torchs: float
+    ours: float
+    worst: float  # ours as a multiple of torch's, worst element
+    rms: float
+    passed: bool
+
+
+class Timed(NamedTuple):
+    """Median milliseconds of one model at one batch size."""
+
+    model: str
+    batch: int
+    torch: dict[str, float]  # precision -> ms
+    native: dict[str, float]
+
+    def speedup(self, precision: str) -> float:
+        best = self.torch["fp32"] if precision == "fp32" else min(self.torch.values())
+        return best / self.native[precision]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("build/demo.png"),
+        metavar="FILE",
+        help="the picture, .png or .svg (default build/demo.png)",
+    )
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME")
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), metavar="B")
+    parser.add_argument("--image-size", type=int, default=224, metavar="PIXELS")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=30,
+        help="for timing in all; slow models take longer (default 30)",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    if given.out.suffix not in (".png", ".svg"):
+        raise ValueError(f"--out {given.out}: the picture's name must end in .png or .svg")
+    if min(given.batches) < 1:
+        raise ValueError(f"--batches {min(given.batches)}: a batch holds at least one image")
+    from .machine import describe, let_torch_run_bf16, one_line
+
+    note = let_torch_run_bf16()
+    machine = describe()
+    print(f"vitkern demo on {one_line(machine)}", note, sep="\n" if note else "")
+
+    import torch
+
+    torch.manual_seed(0)
+    verdicts, times = [], []
+    share = given.seconds / (len(given.models) * len(given.batches))
+    steps = [(name, batch) for name in given.models for batch in (None, *given.batches)]
+    for name, batch in progress(steps):
+        if batch is None:
+            models = build(name, given.image_size)
+        with torch.inference_mode():
+            if batch is None:
+                verdicts += check(name, models, given.image_size)
+            else:
+                times.append(clock(name, batch, models, given.image_size, share))
+    print(check_table(verdicts), time_table(times), sep="\n\n")
+    draw(times, given.out, one_line(machine))
+    failed = [f"{v.model} {v.precision}" for v in verdicts if not v.passed]
+    if failed:
+        print(f"FAILED: the error of {', '.join(failed)} is larger than allowed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def build(name: str, image_size: int) -> dict[str, object]:
+    """The same weights five times: eager PyTorch and vitkern in each precision, and the truth."""
+    import copy
+
+    import torch
+
+    from .. import ViT
+
+    base = ViT(name, image_size=image_size).eval()
+    models = {("native", "fp32"): base, ("native", "bf16"): copy.deepcopy(base)}
+    models["native", "bf16"].precision = "bf16"
+    models["torch", "fp32"] = copy.deepcopy(base)
+    models["torch", "bf16"] = copy.deepcopy(base).to(torch.bfloat16)
+    models["torch", "fp64"] = copy.deepcopy(base).double()
+    for provider, precision in models:
+        if provider == "torch":
+            models[provider, precision].path = "reference"
+    return models
+
+
+def call(models: dict, provider: str, precision: str, image) -> Callable[[], object]:
+    """One forward; eager PyTorch in bf16 gets its image in bf16 already."""
+    model = models[provider, precision]
+    image = image.to(model.dtype)
+    return lambda: model(image)
+
+
+def check(name: str, models: dict, image_size: int) -> list[Verdict]:
+    """Both precisions against float64."""
+    import torch
+
+    from ..registry import Error
+
+    image = torch.randn(CHECKED_IMAGES, 3, image_size, image_size)
+    truth = call(models, "torch", "fp64", image)()
+    found = []
+    for precision, dtype in zip(PRECISIONS, (torch.float32, torch.bfloat16), strict=True):
+        torchs, ours = (
+            Error.of(call(models, provider, precision, image)(), truth)
+            for provider in ("torch", "native")
+        )
+        model = models["native", precision]
+        path = model.explain(image).split("\n")[0].removeprefix("path: ").split(" ")[0]
+        multiples = (ours.worst / torchs.worst, ours.rms / torchs.rms)
+        passed = ours.within(torchs, (2.0, 1.25), dtype)
+        found.append(Verdict(name, precision, path, torchs.worst, ours.worst, *multiples, passed))
+    return found
+
+
+def clock(name: str, batch: int, models: dict, image_size: int, seconds: float) -> Timed:
+    """Four forwards in turns."""
+    import torch
+
+    from .timing import Turns
+
+    image = torch.randn(batch, 3, image_size, image_size)
+    contestants = [(who, p) for p in PRECISIONS for who in ("torch", "native")]
+    spreads = Turns({key: call(models, *key, image) for key in contestants}).run(seconds)
+    ms = {key: spread.median / 1e3 for key, spread in spreads.items()}
+    return Timed(name, batch, *({p: ms[who, p] for p in PRECISIONS} for who in ("torch", "native")))
+
+
+def check_table(verdicts: Iterable[Verdict]) -> str:
+    lines = [
+        "Errors of the logits against float64 (worst element, in units of the logits' rms):",
+        f"{'model':<8}{'precision':<11}{'path':<11}{'PyTorch':>10}{'vitkern':>10}{'worst':>9}{'rms':>8}",
+    ]
+    for v in verdicts:
+        lines.append(
+            f"{v.model:<8}{v.precision:<11}{v.path:<11}{v.torchs:>10.1e}{v.ours:>10.1e}"
+            f"{v.worst:>8.2f}x{v.rms:>7.2f}x  {'ok' if v.passed else 'TOO LARGE'}"
+        )
+    return "\n".join(lines)
+
+
+def time_table(times: Iterable[Timed]) -> str:
+    lines = [
+        "Median milliseconds a forward, timed in turns:",
+        f"{'':<15}{'------------ fp32 -----------':>32}{'------------ bf16 -----------':>33}",
+        f"{'model':<8}{'batch':>5}" + f"{'PyTorch':>13}{'vitkern':>11}{'speed-up':>9}" * 2,
+    ]
+    for t in times:
+        cells = (
+            f"{t.torch[p]:>13.2f}{t.native[p]:>11.2f}{t.speedup(p):>8.2f}x" for p in PRECISIONS
+        )
+        lines.append(f"{t.model:<8}{t.batch:>5}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def draw(times: list[Timed], path: pathlib.Path, machine: str) -> None:
+    from . import chart
+
+    bars = []
+    for t in times:
+        for p in PRECISIONS:
+            best = t.speedup(p) * t.native[p]
+            ratios = {"torch": best / t.torch[p], "native": t.speedup(p)}
+            bars.append((f"{t.model} batch {t.batch} {p}", ratios))
+    try:
+        chart.speedup_bars(bars, path, "vitkern beside eager PyTorch", machine)
+    except ImportError as error:
+        print(f"\nno picture: {error}")
+        return
+    print(f"\npicture: {path.resolve()}")
+
+
+def progress(steps: list) -> Iterable:
+    """A bar on a terminal that has tqdm; otherwise the steps alone."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return steps
+    return tqdm(steps, desc="checking and timing", leave=False, disable=not sys.stderr.isatty())

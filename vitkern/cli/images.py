@@ -1,0 +1,73 @@
+"""Photographs in: decoding with clear refusals, and the standard evaluation crop."""
+
+from __future__ import annotations
+
+import pathlib
+import warnings
+
+LARGEST_PIXELS = (
+    100_000_000  # 300 MB as RGB; a larger file is more likely an attack or a map than a photograph
+)
+CROP_SHARE = 0.875  # of the short side: 224 of 256, as ViT and DeiT are evaluated
+LONGEST_SHARE = 4  # times the short side; the centre crop never sees what lies beyond
+
+NORMALISATIONS = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # DeiT, DINOv2
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),  # the original ViT and AugReg
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+}
+
+
+def read(path: pathlib.Path):
+    """An upright RGB image; a ValueError or FileNotFoundError says what is wrong with the file."""
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise ImportError("reading images needs Pillow: pip install pillow") from error
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", Image.DecompressionBombWarning
+        )  # the limit below is stricter
+        try:
+            with Image.open(path) as image:  # reads the header only
+                width, height = image.size
+                if width * height > LARGEST_PIXELS:
+                    raise ValueError(
+                        f"{path}: {width} x {height} pixels are too many: scale it down to at most"
+                        f" {LARGEST_PIXELS:,}"
+                    )
+                return ImageOps.exif_transpose(image).convert("RGB")
+        except UnidentifiedImageError as error:
+            raise ValueError(f"{path}: not an image that Pillow can read") from error
+        except Image.DecompressionBombError as error:
+            raise ValueError(f"{path}: far too many pixels: scale it down first") from error
+        except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken headers
+            raise ValueError(f"{path}: broken image ({error})") from error
+
+
+def prepare(image, size: tuple[int, int], normalisation: str = "imagenet"):
+    """Short side to size / 0.875 (bicubic), centre crop, normalise: a (3, Y, X) float tensor."""
+    import torch
+    from PIL import Image
+
+    image = _trim(image)
+    y, x = size
+    scale = max(y / image.height, x / image.width) / CROP_SHARE
+    wide, high = (max(1, round(side * scale)) for side in (image.width, image.height))
+    image = image.resize((wide, high), Image.Resampling.BICUBIC)
+    left, top = round((wide - x) / 2), round((high - y) / 2)
+    crop = image.crop((left, top, left + x, top + y))
+    pixels = torch.frombuffer(bytearray(crop.tobytes()), dtype=torch.uint8).view(y, x, 3)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in NORMALISATIONS[normalisation])
+    return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
+
+
+def _trim(image):
+    """Cut the far ends off a very long image before it is enlarged."""
+    keep = LONGEST_SHARE * min(image.size)
+    wide, high = (min(side, keep) for side in image.size)
+    left, top = (image.width - wide) // 2, (image.height - high) // 2
+    return image.crop((left, top, left + wide, top + high))

@@ -1,0 +1,61 @@
+"""Show versions, CPU features, the instruction set in use, threads and paths."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+
+
+def facts() -> dict[str, object]:
+    """What decides how vitkern runs here, name by name."""
+    import torch
+
+    import vitkern
+
+    from .machine import describe, features
+
+    found: dict[str, object] = {"vitkern": vitkern.__version__, **describe()}
+    try:
+        from .. import _C
+
+        found["extension"] = _C.__file__
+        found["features"] = features()
+    except ImportError as error:
+        found["extension"] = f"not built ({error}): install vitkern where a C++ compiler is"
+    found["package"] = str(pathlib.Path(vitkern.__file__).parent)
+    found["gpu"] = "planned; " + (
+        f"{torch.cuda.get_device_name()} is present and runs the PyTorch reference today"
+        if torch.cuda.is_available()
+        else "a GPU would run the PyTorch reference today"
+    )
+    found["environment"] = {
+        name: os.environ[name]
+        for name in ("VITKERN_ISA", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
+        if name in os.environ
+    }
+    return found
+
+
+def run(given: argparse.Namespace) -> int:
+    found = facts()
+    if given.json:
+        print(json.dumps(found, indent=1, default=str))
+        return 0
+    for name, value in found.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k}={_short(v)}" for k, v in value.items()) or "-"
+        print(f"{name:<12} {value}")
+    return 0
+
+
+def _short(value: object) -> str:
+    """A list of names joined by +; of {name: bool}, the names that hold."""
+    if isinstance(value, dict):
+        value = [name for name, holds in value.items() if holds]
+    return "+".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,24 @@
+"""Print a model's layers, shapes, parameters and multiply-adds."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", metavar="NAME", help='a variant such as "B/16", or timm\'s "vit_base_patch16_224"'
+    )
+    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="side of the square image")
+    parser.add_argument(
+        "--classes", type=int, metavar="N", help="rows of the classifier; 0 for none"
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    from .. import ViT
+
+    changes = {"image_size": given.image_size, "classes": given.classes}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    ViT(given.name, device="meta", **changes).summary()  # shapes alone: no memory for weights
+    return 0

@@ -1,0 +1,281 @@
+"""What a Vision Transformer is made of: a frozen record, and the names of the usual ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from dataclasses import dataclass
+
+POOLS = ("token", "mean", "none")
+POSITIONS = ("none", "learned", "learned_2d", "sincos_1d", "sincos_2d", "relative")
+FINAL_NORMS = ("before_pool", "after_pool", "none")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
+HEADS = ("linear", "tanh", "token_norm")
+
+# name: (width D, depth, heads H, MLP width F), from the ViT paper, DeiT (Ti) and Scaling ViT (g)
+VARIANTS = {
+    "Ti": (192, 12, 3, 768),
+    "S": (384, 12, 6, 1536),
+    "B": (768, 12, 12, 3072),
+    "L": (1024, 24, 16, 4096),
+    "H": (1280, 32, 16, 5120),
+    "g": (1408, 40, 16, 6144),
+}
+PATCHES = (8, 14, 16, 32)
+TIMM_WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g"}
+
+# A timm name ends in one of these; each is what that family changes about the plain ViT.
+_DINOV2 = {"image_size": 518, "layer_scale": 1e-5, "classes": 0}
+_CLIP = {"pre_norm": True, "norm_eps": 1e-5}
+TIMM_FAMILIES: dict[str, dict[str, object]] = {
+    "": {},
+    "reg4_dinov2": {**_DINOV2, "registers": 4, "position_covers_prefix": False},
+    "dinov2": _DINOV2,
+    "clip_quickgelu": {**_CLIP, "activation": "quick_gelu"},
+    "clip": _CLIP,
+}
+_TIMM_NAME = re.compile(
+    r"(?P<kind>vit|deit3|deit)_(?P<word>[a-z]+)_patch(?P<patch>\d+)"
+    r"(?:_(?P<family>reg4_dinov2|dinov2|clip_quickgelu|clip))?(?:_(?P<size>\d+))?"
+)
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Every choice that makes a Vision Transformer; the defaults are B/16, 224, 1000 classes."""
+
+    image_size: int | tuple[int, int] = 224  # pixels, one number or (rows, columns)
+    patch_size: int = 16
+    channels: int = 3
+    width: int = 768  # D
+    depth: int = 12  # blocks
+    heads: int = 12  # H
+    mlp_width: int = 3072  # F
+    classes: int = 1000  # 0: no head, forward returns the pooled features
+
+    class_token: bool = True
+    registers: int = 0  # register tokens, between the class token and the patches
+    pool: str = "token"  # "token" (class token's row), "mean" (of the patches), "none" (every row)
+    position: str = "learned"  # one of POSITIONS
+    position_covers_prefix: bool = (
+        True  # "learned", "sincos_1d": class and register rows have positions
+    )
+
+    qkv_bias: bool = True
+    layer_scale: float | None = None  # initial value; None: no LayerScale
+    qk_norm: bool = False  # LayerNorm of each head's q and k
+    pre_norm: bool = (
+        False  # LayerNorm before the blocks; the patch projection then has no bias (CLIP)
+    )
+    final_norm: str = "before_pool"  # or "after_pool", "none"
+    norm_eps: float = 1e-6
+    activation: str = "gelu"  # exact; or "gelu_tanh", "quick_gelu"
+
+    dropout: float = 0.0  # after the positions are added
+    attention_dropout: float = 0.0  # of the attention weights
+    projection_dropout: float = 0.0  # after attention's projection, in the MLP and after it
+    head_dropout: float = 0.0
+    drop_path: float = 0.0  # rate of the last block; rises linearly from 0 at the first
+
+    # "tanh": Linear and tanh first; "token_norm": Linear, GELU, dropout, LayerNorm over classes
+    head: str = "linear"
+    representation_size: int | None = None  # width of the tanh layer; None: width
+
+    dynamic_image_size: bool = (
+        False  # accept any size that the patch divides; positions are interpolated
+    )
+    mean: tuple[float, ...] | None = None  # of the pixels in 0..1; needed for uint8 images
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, tuple(float(v) for v in value))
+        if not isinstance(self.image_size, int):
+            object.__setattr__(self, "image_size", tuple(self.image_size))
+        self._check_sizes()
+        self._check_choices()
+
+    def _check_sizes(self) -> None:
+        least = dict(
+            patch_size=1, channels=1, width=1, depth=0, heads=1, mlp_width=1, classes=0, registers=0
+        )
+        if self.representation_size is not None:
+            least["representation_size"] = 1
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < bound:
+                _refuse(f"{name} must be an integer of at least {bound}, not {value!r}")
+        size = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
+        if len(size) != 2 or not all(isinstance(s, int) and s > 0 for s in size):
+            _refuse(
+                f"image_size must be a positive integer or a pair of them, not {self.image_size!r}"
+            )
+        if any(s % self.patch_size for s in size):
+            _refuse(
+                f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}"
+            )
+        if self.width % self.heads:
+            _refuse(f"width {self.width} must be a multiple of heads {self.heads}")
+        divisor = {"sincos_1d": 2, "sincos_2d": 4}.get(self.position, 1)
+        if self.width % divisor:
+            _refuse(
+                f"position={self.position!r} needs a width that {divisor} divides, not {self.width}"
+            )
+
+    def _check_choices(self) -> None:
+        choices = dict(
+            pool=POOLS,
+            position=POSITIONS,
+            final_norm=FINAL_NORMS,
+            activation=ACTIVATIONS,
+            head=HEADS,
+        )
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                _refuse(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        for name in (
+            "dropout",
+            "attention_dropout",
+            "projection_dropout",
+            "head_dropout",
+            "drop_path",
+        ):
+            if not 0 <= getattr(self, name) < 1:
+                _refuse(f"{name} must be at least 0 and below 1, not {getattr(self, name)!r}")
+        if self.norm_eps <= 0:
+            _refuse(f"norm_eps must be positive, not {self.norm_eps!r}")
+        if self.pool == "token" and not self.class_token:
+            _refuse('pool="token" reads the class token: set class_token=True or pool="mean"')
+        if self.head == "token_norm" and (self.pool != "token" or not self.classes):
+            _refuse('head="token_norm" needs pool="token" and at least one class')
+        if (self.mean is None) != (self.std is None):
+            _refuse("mean and std go together: give both or neither")
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if value is not None and len(value) != self.channels:
+                _refuse(f"{name} must have one number per channel ({self.channels}), not {value!r}")
+        if self.std is not None and 0 in self.std:
+            _refuse(f"std must not contain 0: {self.std!r}")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches down and across the image."""
+        y, x = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
+        return y // self.patch_size, x // self.patch_size
+
+    @property
+    def patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Class token and registers: the rows before the patches."""
+        return int(self.class_token) + self.registers
+
+    @property
+    def tokens(self) -> int:
+        """S, the rows of every block."""
+        return self.prefix_tokens + self.patches
+
+    @property
+    def head_dim(self) -> int:
+        """E = D / H."""
+        return self.width // self.heads
+
+    def drop_path_of(self, block: int) -> float:
+        """Stochastic depth of a block: 0 at the first, `drop_path` at the last, linear between."""
+        return self.drop_path * block / (self.depth - 1) if self.depth > 1 else 0.0
+
+    def replace(self, **changes: object) -> ViTConfig:
+        """A copy with some fields changed, checked again."""
+        return dataclasses.replace(self, **_known(changes))
+
+    @classmethod
+    def named(cls, name: str, **changes: object) -> ViTConfig:
+        """The configuration called `name` ("B/16", "vit_base_patch16_224"), with `changes` on top.
+
+        >>> ViTConfig.named("B/16", image_size=384, classes=10).tokens
+        577
+        """
+        fields = _short_name(name) or _timm_name(name)
+        if fields is None:
+            known = names()
+            close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
+            hint = (
+                f"did you mean {', '.join(close)}?"
+                if close
+                else f"known: {', '.join(known[:24])}, ..."
+            )
+            raise ValueError(f"ViTConfig.named: unknown variant {name!r}; {hint}")
+        return cls(**{**fields, **_known(changes)})
+
+
+def names() -> list[str]:
+    """Every name that `ViTConfig.named` knows at its usual sizes: short ones first, then timm's."""
+    short = [f"{v}/{p}" for v in VARIANTS for p in PATCHES]
+    plain = [
+        f"vit_{word}_patch{p}_{size}"
+        for word in TIMM_WORDS
+        for p in PATCHES
+        for size in (224, 384)
+        if size % p == 0
+    ]
+    deit = [f"deit_{w}_patch16_{s}" for w in ("tiny", "small", "base") for s in (224, 384)]
+    deit += [f"deit3_{w}_patch16_{s}" for w in ("small", "base", "large") for s in (224, 384)]
+    dinov2 = [
+        f"vit_{w}_patch14_{r}dinov2" for w in ("small", "base", "large") for r in ("", "reg4_")
+    ]
+    clip = ["vit_base_patch32_clip_224", "vit_base_patch16_clip_224", "vit_large_patch14_clip_224"]
+    return short + plain + deit + dinov2 + clip
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(f"ViTConfig: {message}")
+
+
+def _known(changes: dict[str, object]) -> dict[str, object]:
+    fields = [f.name for f in dataclasses.fields(ViTConfig)]
+    for name in changes:
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=3)
+            hint = (
+                f"did you mean {', '.join(close)}?"
+                if close
+                else f"the fields are {', '.join(fields)}"
+            )
+            raise TypeError(f"ViTConfig has no field {name!r}; {hint}")
+    return changes
+
+
+def _variant(name: str, patch: int) -> dict[str, object]:
+    width, depth, heads, mlp_width = VARIANTS[name]
+    return dict(width=width, depth=depth, heads=heads, mlp_width=mlp_width, patch_size=patch)
+
+
+def _short_name(name: str) -> dict[str, object] | None:
+    variant, _, patch = name.removeprefix("ViT-").partition("/")
+    if variant not in VARIANTS or not patch.isdigit() or int(patch) not in PATCHES:
+        return None
+    return _variant(variant, int(patch))
+
+
+def _timm_name(name: str) -> dict[str, object] | None:
+    match = _TIMM_NAME.fullmatch(
+        name.removeprefix("timm/").partition(".")[0]
+    )  # "name.pretrained_tag"
+    if match is None or match["word"] not in TIMM_WORDS or int(match["patch"]) not in PATCHES:
+        return None
+    family = match["family"] or ""
+    if "dinov2" in family and match["word"] in ("tiny", "huge", "giant"):  # giant's MLP is a SwiGLU
+        return None
+    fields = _variant(TIMM_WORDS[match["word"]], int(match["patch"])) | TIMM_FAMILIES[family]
+    if match["kind"] == "deit3":
+        fields |= {"layer_scale": 1e-6, "position_covers_prefix": False}
+    if match["size"]:
+        fields["image_size"] = int(match["size"])
+        if int(match["size"]) % int(match["patch"]):
+            return None
+    return fields

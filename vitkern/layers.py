@@ -1,0 +1,202 @@
+"""The modules of a ViT, with timm's names; their plain forward is the reference path.
+
+Every module is called, none is bypassed, so hooks fire and replaced modules are honoured. Dropout
+takes its masks from the same seeds as the fused operators: both paths drop the same elements.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import ops, positions
+from .config import ViTConfig
+
+HIDDEN = 2  # the random stream of the MLP's hidden rows; 0 is for results
+
+
+def draw_seeds(count: int, device: torch.device) -> Tensor:
+    """Seeds of `count` dropout sites: (count,) int64, from torch's generator."""
+    return torch.randint(2**62, (count,), dtype=torch.int64, device=device)
+
+
+class Dropout(nn.Module):
+    """Dropout whose mask is a pure function of (seed, stream, element index)."""
+
+    def __init__(self, p: float, stream: int = 0) -> None:
+        super().__init__()
+        self.p, self.stream = p, stream
+
+    @property
+    def rate(self) -> float:
+        return self.p if self.training else 0.0
+
+    def forward(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        if not self.rate:
+            return x
+        seed = draw_seeds(1, x.device) if seed is None else seed
+        keep = ops.dropout_mask(seed, self.p, tuple(x.shape), self.stream)
+        return torch.where(keep, x * (1 / (1 - self.p)), torch.zeros_like(x))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class DropPath(Dropout):
+    """Stochastic depth: drops the whole branch of a sample."""
+
+    def forward(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        if not self.rate:
+            return x
+        seed = draw_seeds(1, x.device) if seed is None else seed
+        keep = ops.drop_path_mask(seed, self.p, x.shape[0]).view(-1, *[1] * (x.ndim - 1))
+        return torch.where(keep, x * (1 / (1 - self.p)), torch.zeros_like(x))
+
+
+class Activation(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.activation(self.name)(x)
+
+    def extra_repr(self) -> str:
+        return self.name
+
+
+class LayerScale(nn.Module):
+    def __init__(self, width: int, init: float, **made) -> None:
+        super().__init__()
+        self.init = init
+        self.gamma = nn.Parameter(torch.empty(width, **made))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class PatchEmbed(nn.Module):
+    """Image (B, C, Y, X) to patch rows (B, N, D)."""
+
+    def __init__(self, c: ViTConfig, **made) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(
+            c.channels, c.width, c.patch_size, c.patch_size, bias=not c.pre_norm, **made
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.proj(image).flatten(2).mT
+
+
+class Attention(nn.Module):
+    def __init__(self, c: ViTConfig, **made) -> None:
+        super().__init__()
+        D, E = c.width, c.head_dim
+        self.heads, self.grid, self.prefix = c.heads, c.grid, c.prefix_tokens
+        self.qkv = nn.Linear(D, 3 * D, bias=c.qkv_bias, **made)
+        self.q_norm = nn.LayerNorm(E, c.norm_eps, **made) if c.qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(E, c.norm_eps, **made) if c.qk_norm else nn.Identity()
+        self.attn_drop = Dropout(c.attention_dropout)
+        self.proj = nn.Linear(D, D, **made)
+        self.proj_drop = Dropout(c.projection_dropout)
+        self.relative_position_bias_table = None
+        if c.position == "relative":
+            entries = positions.relative_entries(c.grid, c.prefix_tokens)
+            self.relative_position_bias_table = nn.Parameter(torch.empty(entries, c.heads, **made))
+
+    def relative_bias(self, grid: positions.Grid) -> Tensor | None:
+        """(H, S, S) for an image of this grid, or None without relative positions."""
+        table = self.relative_position_bias_table
+        if table is None:
+            return None
+        return positions.relative_bias(table, self.grid, grid, self.prefix)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
+        B, S, D = x.shape
+        if bias is None:
+            bias = self.relative_bias(self.grid)
+        qkv = self.qkv(x).view(B, S, 3, self.heads, D // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # (B, H, S, E)
+        q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        bias = None if bias is None else bias.to(v.dtype)
+        if not self.attn_drop.rate:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        else:
+            scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, S, S)
+            weights = (scores if bias is None else scores + bias).softmax(-1)
+            y = self.attn_drop(weights, None if seeds is None else seeds[0:1]).to(v.dtype) @ v
+        y = self.proj(y.transpose(1, 2).reshape(B, S, D))
+        return self.proj_drop(y, None if seeds is None else seeds[1:2])
+
+
+class Mlp(nn.Module):
+    def __init__(self, c: ViTConfig, **made) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(c.width, c.mlp_width, **made)
+        self.act = Activation(c.activation)
+        self.drop1 = Dropout(c.projection_dropout, HIDDEN)
+        self.fc2 = nn.Linear(c.mlp_width, c.width, **made)
+        self.drop2 = Dropout(c.projection_dropout)
+
+    def forward(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)), seed)), seed)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); `seeds` (3,): attention, projection, MLP."""
+
+    def __init__(self, c: ViTConfig, index: int, **made) -> None:
+        super().__init__()
+
+        def scale() -> nn.Module:
+            if c.layer_scale is None:
+                return nn.Identity()
+            return LayerScale(c.width, c.layer_scale, **made)
+
+        self.norm1 = nn.LayerNorm(c.width, c.norm_eps, **made)
+        self.attn = Attention(c, **made)
+        self.ls1 = scale()
+        self.drop_path1 = DropPath(c.drop_path_of(index))
+        self.norm2 = nn.LayerNorm(c.width, c.norm_eps, **made)
+        self.mlp = Mlp(c, **made)
+        self.ls2 = scale()
+        self.drop_path2 = DropPath(c.drop_path_of(index))
+
+    def forward(self, x: Tensor, bias: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
+        projection, mlp = (None, None) if seeds is None else (seeds[1:2], seeds[2:3])
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), bias, seeds)), projection)
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), mlp)), mlp)
+
+
+class PreLogits(nn.Module):
+    """The paper's pre-training head: a Linear and tanh before the classifier."""
+
+    def __init__(self, width: int, size: int, **made) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, size, **made)
+        self.act = Activation("tanh")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.fc(x))
+
+
+@torch.no_grad()
+def initialise(model: nn.Module) -> None:
+    """timm's initial weights: truncated normal (0.02) matrices and positions, zero biases."""
+    for name, parameter in model.named_parameters(recurse=False):
+        if name in ("cls_token", "reg_token"):
+            nn.init.normal_(parameter, std=1e-6)
+        else:
+            nn.init.trunc_normal_(parameter, std=0.02)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm | nn.Conv2d):
+            module.reset_parameters()
+        elif isinstance(module, LayerScale):
+            nn.init.constant_(module.gamma, module.init)
+        elif isinstance(module, Attention) and module.relative_position_bias_table is not None:
+            nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)

@@ -1,0 +1,93 @@
+"""The table of a model: layers, output shapes, parameters, multiply-adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import nn
+
+
+class Row(NamedTuple):
+    layer: str
+    shape: tuple[int, ...]  # of the result for one image, without the batch axis
+    parameters: int
+    multiply_adds: int  # for one image; matrix products only, attention's two included
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """Rows of the table, their sums, and the table as text."""
+
+    rows: tuple[Row, ...]
+    parameters: int
+    multiply_adds: int
+    text: str = field(default="")
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"<{self.parameters:,} parameters, {self.multiply_adds / 1e9:.1f} G multiply-adds>"
+
+
+def summarise(model: nn.Module, image_size: int | tuple[int, int] | None = None) -> Summary:
+    """Count a `vitkern.ViT` for its own image size, or another one."""
+    c = model.config if image_size is None else model.config.replace(image_size=image_size)
+    D, F, S, N = c.width, c.mlp_width, c.tokens, c.patches
+    rows: list[Row] = []
+
+    def add(layer: str, shape: tuple[int, ...], module: nn.Module | int, work: int = 0) -> None:
+        count = module if isinstance(module, int) else sum(p.numel() for p in module.parameters())
+        if count or work:
+            rows.append(Row(layer, shape, count, work))
+
+    add("patch_embed", (N, D), model.patch_embed, N * D * c.channels * c.patch_size**2)
+    own = sum(p.numel() for p in model.parameters(recurse=False))
+    add("tokens, positions", (S, D), own)
+    add("norm_pre", (S, D), model.norm_pre)
+    for i, block in enumerate(model.blocks):
+        # qkv and projection: 4 D^2 a row; q k^T and weights v: 2 S D a row
+        attn, mlp = _count(block, "norm1", "attn", "ls1"), _count(block, "norm2", "mlp", "ls2")
+        add(f"blocks.{i}.attn", (S, D), attn, S * (4 * D * D + 2 * S * D))
+        add(f"blocks.{i}.mlp", (S, D), mlp, S * 2 * D * F)
+    add("norm", (S, D), model.norm)
+    lead = (S,) if c.pool == "none" else ()
+    many, size = (S if lead else 1), model.head_hidden_size
+    add("fc_norm", (*lead, D), model.fc_norm)
+    add("pre_logits", (*lead, size), model.pre_logits, many * D * size if c.head == "tanh" else 0)
+    add("head", (*lead, c.classes), model.head, many * size * c.classes)
+    add("head_norm", (*lead, c.classes), model.head_norm)
+    parameters = sum(p.numel() for p in model.parameters())
+    work = sum(row.multiply_adds for row in rows)
+    return Summary(tuple(rows), parameters, work, _table(rows, c, parameters, work))
+
+
+def _count(block: nn.Module, *names: str) -> int:
+    return sum(p.numel() for name in names for p in getattr(block, name).parameters())
+
+
+def _table(rows: list[Row], c, parameters: int, work: int) -> str:
+    y, x = (c.patch_size * n for n in c.grid)
+    lines = [("layer", "result", "parameters", "multiply-adds")]
+    for row in rows:
+        shape = " x ".join(map(str, row.shape))
+        lines.append((row.layer, shape, f"{row.parameters:,}", _short(row.multiply_adds)))
+    lines.append(("total", "", f"{parameters:,}", _short(work)))
+    wide = [max(len(line[i]) for line in lines) for i in range(4)]
+    texts = [
+        "  ".join(
+            [line[0].ljust(wide[0]), *(t.rjust(w) for t, w in zip(line[1:], wide[1:], strict=True))]
+        )
+        for line in lines
+    ]
+    rule = "-" * len(texts[0])
+    title = f"ViT of {c.depth} blocks, width {c.width}, {c.heads} heads; one image of {y} x {x}"
+    return "\n".join([title, rule, texts[0], rule, *texts[1:-1], rule, texts[-1]])
+
+
+def _short(count: int) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count) if count else "-"

@@ -1,0 +1,1 @@
+"""Weights from elsewhere: one file per foreign layout."""
