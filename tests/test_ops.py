@@ -17,6 +17,11 @@ FP32, BF16 = torch.float32, torch.bfloat16
 SPECS = list(REGISTRY.values())
 
 
+def small_case(spec):
+    """The first case beyond 1x1 that is not empty."""
+    return next(axes for axes in spec.cases[1:] if all(axes.values()))
+
+
 def run_native(spec, inputs, isa="", save=True):
     """The native kernel of one instruction set, as the dispatcher would call it."""
     args = spec.arguments(inputs, save)
@@ -171,7 +176,7 @@ def test_a_row_does_not_depend_on_its_neighbours(spec, isa, axes):
 @pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_is_a_well_behaved_torch_op(spec, layout):
-    inputs = spec.make_inputs(spec.cases[2], FP32, layout)
+    inputs = spec.make_inputs(small_case(spec), FP32, layout)
     for name in spec.op.differentiable:
         if name in inputs and inputs[name].is_floating_point():
             inputs[name].requires_grad_()
@@ -210,7 +215,7 @@ def test_gradients_match_reference(spec, dtype):
 
 @pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
 def test_gradients_match_finite_differences(spec):
-    inputs = spec.make_inputs(spec.cases[2], torch.float64)
+    inputs = spec.make_inputs(small_case(spec), torch.float64)
     names = [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
 
     def function(*tensors):

@@ -134,6 +134,15 @@ class Operator:
         return list(self.outputs)[index] != "pre" or values["activation"] != "none"
 
 
+def _normal(shape: list[int], g: torch.Generator, axes: Axes) -> Tensor:
+    return torch.randn(shape, generator=g)
+
+
+def _weight(shape: list[int], g: torch.Generator, axes: Axes) -> Tensor:
+    """As a trained layer's: results of the inputs' size, so that activations are not saturated."""
+    return _normal(shape, g, axes) / max(1, math.prod(shape[1:])) ** 0.5
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """One row of the table: a use of an operator with its cost, test cases and allowed error."""
@@ -166,7 +175,7 @@ class OpSpec:
         g = torch.Generator().manual_seed(0)
         made = {}
         for name in self.inputs:
-            make = self.makers.get(name, lambda shape, g, axes: torch.randn(shape, generator=g))
+            make = self.makers.get(name, _weight if name.endswith("weight") else _normal)
             t = make(self.shape(name, axes), g, self.sizes(axes))
             t = t.to(device, dtype) if t.is_floating_point() else t.to(device)
             made[name] = LAYOUTS[layout](t) if t.is_floating_point() else t

@@ -21,7 +21,7 @@ struct IsaRow {
 };
 
 const IsaRow kIsas[] = {
-    // best first
+// best first
 #if defined(VITKERN_HAVE_AVX512)
     {Isa::avx512, "avx512",
      [] {

@@ -45,6 +45,7 @@ struct ResidualEpilogue {
   const void* residual;
   int64_t residual_stride;
   void* y;
+  int64_t y_stride;
   int64_t N;
   Dropout dropout = {}, path = {};
   int64_t S = 1, first_row = 0;  // row first_row + m belongs to sample (first_row + m) / S
@@ -66,7 +67,7 @@ struct ResidualEpilogue {
       else if (factor != 1)
         v = v * Vec::set(factor);
       v = load_as(dtype, residual, row * residual_stride + n0 + i, n - i) + v;
-      store_as(dtype, y, row * N + n0 + i, v, n - i);
+      store_as(dtype, y, row * y_stride + n0 + i, v, n - i);
     }
   }
 };

@@ -103,7 +103,8 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch) {
     for (int64_t j0 = 0; j0 < n; j0 += kKeys) {
       const int64_t J = min(kKeys, n - j0);
       for (int64_t j = 0; j < J; j += kNR)
-        multiply(R, q, q_stride, k_panels + (j0 + j) * h.E, h.E, s + j, kKeys, false);
+        multiply(R, q, q_stride, k_panels + (j0 + j) * h.E, h.E, s + j, kKeys, false,
+                 {q, k_panels});
       for (int64_t r = 0; r < R; ++r) {
         float* const row = s + r * kKeys;
         const int64_t key = keys.begin + j0, query = i0 + r;
@@ -118,14 +119,14 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch) {
         }
       }
       for (int64_t e = 0; e < E_padded; e += kNR)
-        multiply(R, s, kKeys, v_panels + e * n + j0 * kNR, J, o + e, E_padded, true);
+        multiply(R, s, kKeys, v_panels + e * n + j0 * kNR, J, o + e, E_padded, true, {s, v_panels});
     }
     for (int64_t r = 0; r < R; ++r) {
       const Vec inverse = Vec::set(1 / l[r]);
       for (int64_t e = 0; e < h.E; e += Vec::kLanes)
         store_as(h.y_dtype, h.y, (i0 + r) * h.y_stride + e,
                  Vec::load(o + r * E_padded + e) * inverse, h.E - e);
-      if (h.lse) h.lse[i0 + r] = m[r] + logf(l[r]);
+      if (h.lse) h.lse[i0 + r] = m[r] == INFINITY ? m[r] : m[r] + logf(l[r]);
     }
   }
 }

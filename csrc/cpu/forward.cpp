@@ -88,7 +88,8 @@ struct Pass {
     team.sync();
   }
 
-  void attend_heads(const BlockWeights& w) const {
+  // Queries [0, queries) of every head: h = attention(wide).
+  void attend_heads(const BlockWeights& w, int64_t queries) const {
     const int64_t E = a.D / a.H;
     const Range heads = team.share(images * a.H);
     for (int64_t item = heads.begin; item < heads.end; ++item) {
@@ -117,22 +118,23 @@ struct Pass {
               .scale = 1 / sqrtf(static_cast<float>(E)),
               .dropout = {},
               .first_element = 0},
-             {0, n.S}, {0, n.S}, scratch + kGemmScratch);
+             {0, queries}, {0, n.S}, scratch + kGemmScratch);
     }
     team.sync();
   }
 
+  // Row m of x, of those `step` apart, += gamma * (row m of `from` through l).
   void residual(const PackedLinear& l, const float* gamma, const float* from, int64_t stride,
-                int64_t m0, int64_t M) const {
+                float* to, int64_t step, int64_t M) const {
     gemm(team, from, stride, M, weights(a, l), scratch,
          ResidualEpilogue{.bias = l.bias,
                           .gamma = gamma,
                           .dtype = DType::f32,
-                          .residual = x,
-                          .residual_stride = a.D,
-                          .y = x,
-                          .N = a.D,
-                          .first_row = m0});
+                          .residual = to,
+                          .residual_stride = step * a.D,
+                          .y = to,
+                          .y_stride = step * a.D,
+                          .N = a.D});
     team.sync();
   }
 
@@ -147,18 +149,21 @@ struct Pass {
     team.sync();
   }
 
-  void block(const BlockWeights& w) const {
+  // Every step-th row leaves the block; the others only serve as keys and values.
+  void block(const BlockWeights& w, int64_t step) const {
+    const int64_t M = rows() / step, queries = n.S / step;
     normalise(w.norm1, team.share(rows()), x, a.D, h, n.h_stride);
     team.sync();
     linear(w.qkv, Activation::none, h, rows(), wide, n.qkv_stride);
-    attend_heads(w);
-    residual(w.proj, w.gamma1, h, n.h_stride, 0, rows());
-    for (int64_t m0 = 0; m0 < rows(); m0 += n.chunk) {
-      const int64_t M = min(n.chunk, rows() - m0);
-      normalise(w.norm2, team.share(M), x + m0 * a.D, a.D, h, n.h_stride);
+    attend_heads(w, queries);
+    residual(w.proj, w.gamma1, h, step * n.h_stride, x, step, M);
+    for (int64_t m0 = 0; m0 < M; m0 += n.chunk) {
+      const int64_t chunk = min(n.chunk, M - m0);
+      float* const from = x + m0 * step * a.D;
+      normalise(w.norm2, team.share(chunk), from, step * a.D, h, n.h_stride);
       team.sync();
-      linear(w.fc1, a.activation, h, M, wide, n.f_stride);
-      residual(w.fc2, w.gamma2, wide, n.f_stride, m0, M);
+      linear(w.fc1, a.activation, h, chunk, wide, n.f_stride);
+      residual(w.fc2, w.gamma2, wide, n.f_stride, from, step, chunk);
     }
   }
 
@@ -213,7 +218,8 @@ struct Pass {
 
   void run() const {
     embed();
-    for (int64_t i = 0; i < a.depth; ++i) block(a.blocks[i]);
+    for (int64_t i = 0; i < a.depth; ++i)
+      block(a.blocks[i], a.pool == Pool::token && i + 1 == a.depth ? n.S : 1);
     finish();
   }
 };

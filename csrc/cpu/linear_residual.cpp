@@ -37,6 +37,7 @@ void linear_residual(const linear_residual_args& a) {
                             .residual = a.residual,
                             .residual_stride = a.residual_stride,
                             .y = a.y,
+                            .y_stride = a.N,
                             .N = a.N,
                             .dropout = a.dropout,
                             .path = a.path,

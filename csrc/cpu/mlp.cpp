@@ -49,6 +49,7 @@ void mlp(const mlp_args& a) {
                             .residual = a.x,
                             .residual_stride = a.x_stride,
                             .y = a.y,
+                            .y_stride = a.D,
                             .N = a.D,
                             .dropout = a.dropout,
                             .path = a.path,
