@@ -1,5 +1,5 @@
 // mlp: y = x + drop_path(gamma * dropout(fc2(dropout(activation(fc1(layernorm(x)))))))
-// A chunk of rows goes through both products while its F-wide hidden rows are in L2: they never
+// A chunk of rows goes through both products while its F-wide hidden rows are in cache: they never
 // reach memory.
 #include "arena.hpp"
 #include "epilogue.hpp"
