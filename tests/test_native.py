@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-
 from conftest import ROOT
 
-PATH = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # a venv's cmake too
+# a virtual environment's cmake too
+PATH = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.mark.skipif(

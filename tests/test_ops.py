@@ -25,8 +25,9 @@ def small_case(spec):
 def run_native(spec, inputs, isa="", save=True):
     """The native kernel of one instruction set, as the dispatcher would call it."""
     args = spec.arguments(inputs, save)
-    sizes, results = spec.op.allocate(dict(zip(spec.op.arguments, args, strict=True)))
-    spec.load("native")(sizes, results, *args, isa=isa)
+    plan = spec.op.plan(dict(zip(spec.op.arguments, args, strict=True)))
+    results = plan.allocate(args[0])
+    spec.load("native")(plan.sizes, results, *args, isa=isa)
     return results
 
 

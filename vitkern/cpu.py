@@ -3,7 +3,7 @@
 _C does not link against torch, so one build serves every torch version. A kernel reads matrices in
 place when their last axis is contiguous, and per-channel vectors (norms, biases, gamma) in fp32;
 anything else is copied first. Sizes were checked and results allocated by the caller
-(registry.Operator.allocate).
+(registry.Plan).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def isas() -> list[str]:
 
 def _rows(t: Tensor) -> tuple[Tensor, int]:
     """t as (M, last axis) with contiguous rows, in place if possible, and its row stride."""
+    if t.is_contiguous():
+        return t, t.shape[-1]
     flat = t.reshape(-1, t.shape[-1]) if t.shape[-1] else t.new_empty(t.shape[:-1].numel(), 0)
     if flat.stride(1) != 1 and flat.shape[1] > 1:
         flat = flat.contiguous()
@@ -32,11 +34,13 @@ def _rows(t: Tensor) -> tuple[Tensor, int]:
 
 
 def _vector(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.to(torch.float32).contiguous()
+    if t is None or (t.dtype is torch.float32 and t.is_contiguous()):
+        return t
+    return t.to(torch.float32).contiguous()
 
 
 def _address(t: Tensor | None) -> int:
-    return 0 if t is None or t.numel() == 0 else t.data_ptr()
+    return 0 if t is None else t.data_ptr()  # 0 of an empty tensor, too
 
 
 def _dropout(p: float, seed: Tensor | None) -> tuple[int, int, float]:

@@ -15,6 +15,7 @@ in all); a letter with "?" may also be 1 (broadcast).
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -34,6 +35,17 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Plan(NamedTuple):
+    """What a call needs to know besides its arguments: axis sizes, and its results to be."""
+
+    sizes: dict[str, int]
+    results: list[tuple[list[int], torch.dtype]]
+
+    def allocate(self, like: Tensor) -> list[Tensor]:
+        """New, contiguous results; what only a backward needs is empty unless it is saved."""
+        return [like.new_empty(shape, dtype=dtype) for shape, dtype in self.results]
+
+
 @dataclass(frozen=True)
 class Operator:
     """An operator as torch knows it; implementations take the schema's arguments in order."""
@@ -45,16 +57,12 @@ class Operator:
     # fp32)
     outputs: Mapping[str, tuple[str, str]]
     reference: Callable[..., tuple[Tensor, ...]]  # plain torch, any dtype: the definition
-    backward: Callable[
-        ..., list[Tensor]
-    ]  # plain torch: gradients of the arguments in `differentiable`
+    backward: Callable[..., list[Tensor]]  # plain torch: gradients of `differentiable`
     differentiable: tuple[str, ...]
     native: str  # "module:function", imported on its first call
-    derive: Callable[[dict[str, int]], dict[str, int]] = (
-        lambda sizes: {}
-    )  # axes that follow from others
+    derive: Callable[[dict[str, int]], dict[str, int]] = lambda sizes: {}  # axes from other axes
 
-    @property
+    @functools.cached_property
     def arguments(self) -> tuple[str, ...]:
         return tuple(argument.split()[-1] for argument in self.schema.split(","))
 
@@ -112,22 +120,18 @@ class Operator:
                 shape.append(int(letter) if letter.isdigit() else sizes[letter])
         return shape
 
-    def allocate(self, values: Mapping[str, object]) -> tuple[dict[str, int], list[Tensor]]:
-        """Checked sizes and new results; what only a backward needs is empty unless `save`."""
+    def plan(self, values: Mapping[str, object]) -> Plan:
+        """Checked sizes, and the shape and dtype of each result."""
         sizes = self.bind(values)
         first = values[next(iter(self.axes))]
-        leading = tuple(first.shape[:-1])
         results = []
         for index, (axes, source) in enumerate(self.outputs.values()):
-            dtype = (
-                torch.promote_types(first.dtype, torch.float32)
-                if source == "wide"
-                else values[source].dtype
-            )
+            wide = source == "wide"
+            dtype = first.dtype if wide else values[source].dtype
             keep = index == 0 or (values["save"] and self.is_saved(index, values))
-            shape = self.output_shape(axes, sizes, leading) if keep else [0]
-            results.append(first.new_empty(shape, dtype=dtype))
-        return sizes, results
+            shape = self.output_shape(axes, sizes, tuple(first.shape[:-1])) if keep else [0]
+            results.append((shape, torch.promote_types(dtype, torch.float32) if wide else dtype))
+        return Plan(sizes, results)
 
     def is_saved(self, index: int, values: Mapping[str, object]) -> bool:
         """Whether result `index` is kept for the backward: `pre` only before an activation."""

@@ -24,7 +24,7 @@ Weights weights(const forward_args& a, const PackedLinear& l) {
 struct Sizes {                         // of a group of G images
   int64_t G, patches, S, M, P, chunk;  // chunk: rows of the MLP's hidden at a time
   int64_t x_stride, h_stride, qkv_stride, f_stride;
-  int64_t x, h, wide, per_thread;  // floats of each buffer
+  int64_t x, h, wide, for_gemm, per_thread;  // floats of each buffer
 
   Sizes(const forward_args& a, const Image& image, int64_t group, int threads) {
     G = group;
@@ -41,7 +41,8 @@ struct Sizes {                         // of a group of G images
     x = M * x_stride;
     h = round_up(max(M, G), 16) * h_stride;
     wide = max(M * qkv_stride, chunk * f_stride);
-    per_thread = kGemmScratch + flash_scratch(S, a.D / a.H);
+    for_gemm = gemm_scratch(max(P, max(a.D, a.F)));
+    per_thread = for_gemm + flash_scratch(S, a.D / a.H);
   }
   int64_t shared() const { return round_up(x, 16) + h + wide; }
 };
@@ -118,7 +119,7 @@ struct Pass {
               .scale = 1 / sqrtf(static_cast<float>(E)),
               .dropout = {},
               .first_element = 0},
-             {0, queries}, {0, n.S}, scratch + kGemmScratch);
+             {0, queries}, {0, n.S}, scratch + n.for_gemm);
     }
     team.sync();
   }

@@ -1,7 +1,8 @@
 // C (M, N) = A (M, K) W^T (N, K), fp32 accumulators, W in any float dtype, with an epilogue per
 // row.
 //
-//   for each group of panels               C of the group waits in scratch, for K beyond one slab
+//   for each group of panels               converted or transposed once, unless it is packed fp32;
+//                                          its C waits in scratch when K is longer than a slab
 //     for each slab of kSlab inner steps     A's slab (rows x kSlab) stays in L2 for the whole
 //     group
 //       for each panel of kNR columns
@@ -39,8 +40,18 @@ struct Weights {
   bool packed;
 };
 
-// Per thread: one block of a panel, and the tiles of C that wait for their next block.
-constexpr int64_t kGemmScratch = kKC * kNR + kGroup * kMaxRows * kNR;  // floats
+// Per thread, in floats: the tiles of C that wait for their next slab, and a group of panels that
+// had to be converted, 1 MiB of them or one.
+constexpr int64_t kWaiting = kGroup * kMaxRows * kNR;
+constexpr int64_t kConverted = 1 << 17;
+inline int64_t converted_panels(int64_t K) {
+  return max(1, min(kGroup, kConverted / max(1, K * kNR)));
+}
+inline int64_t gemm_scratch(int64_t longest_K) {
+  return kWaiting + max(kConverted, longest_K * kNR);
+}
+
+constexpr int64_t kFarAhead = 8 * kLine;
 
 // out[k][j] = w[j][k0 + k] for j < kNR, k < K; rows j >= n are zero. w rows are `stride` apart.
 inline void pack_block(DType type, const void* w, int64_t stride, int64_t n, int64_t k0, int64_t K,
@@ -49,28 +60,27 @@ inline void pack_block(DType type, const void* w, int64_t stride, int64_t n, int
   for (int64_t j = 0; j < kNR; j += L)
     for (int64_t k = 0; k < K; k += L) {
       Vec rows[L];
-      for (int64_t i = 0; i < L; ++i)
-        rows[i] = j + i < n ? load_as(type, w, (j + i) * stride + k0 + k, K - k) : Vec::set(0);
+      for (int64_t i = 0; i < L; ++i) {
+        const int64_t at = (j + i) * stride + k0 + k;
+        rows[i] = j + i < n ? load_as(type, w, at, K - k) : Vec::set(0);
+        __builtin_prefetch(offset(type, w, at + kFarAhead), 0, 2);  // no stream: rows are far apart
+      }
       transpose(rows);
       for (int64_t i = 0; i < min(L, K - k); ++i) rows[i].store(out + (k + i) * kNR + j);
     }
 }
 
-// Block [k0, k0 + K) of a panel as fp32 [k][kNR]: in place when it is already that, else in
-// `scratch`.
-inline const float* panel_block(const Weights& w, int64_t panel, int64_t k0, int64_t K,
-                                float* scratch) {
+// Panel number `panel` of any weights as packed fp32.
+inline void convert_panel(const Weights& w, int64_t panel, float* out) {
   if (!w.packed) {
     const void* rows = offset(w.dtype, w.data, panel * kNR * w.K);
-    pack_block(w.dtype, rows, w.K, w.N - panel * kNR, k0, K, scratch);
-    return scratch;
+    for (int64_t k0 = 0; k0 < w.K; k0 += kKC)
+      pack_block(w.dtype, rows, w.K, w.N - panel * kNR, k0, min(kKC, w.K - k0), out + k0 * kNR);
+    return;
   }
-  const int64_t start = (panel * w.K + k0) * kNR;
-  if (w.dtype == DType::f32) return static_cast<const float*>(w.data) + start;
-  const bf16* from = static_cast<const bf16*>(w.data) + start;
-  for (int64_t i = 0; i < K * kNR; i += Vec::kLanes)
-    Vec::load(from + i, Vec::kLanes).store(scratch + i);
-  return scratch;
+  const void* from = offset(w.dtype, w.data, panel * kNR * w.K);
+  for (int64_t i = 0; i < w.K * kNR; i += Vec::kLanes)
+    load_as(w.dtype, from, i, Vec::kLanes).store(out + i);
 }
 
 // What the next calls will read: A's next tile, and lines of W's next block.
@@ -136,63 +146,83 @@ inline void multiply(int64_t rows, const float* a, int64_t a_stride, const float
   }
 }
 
-// One panel's slab [k0, k1) for the rows [begin, end), added to c (rows, kNR).
-// Tiles are of even height, 197 rows are 2 of 14 and 13 of 13: a tile of one row would take 4 / 14
-// of the time of a whole one.
-inline void multiply_slab(const float* A, int64_t a_stride, Range rows, const Weights& w,
-                          int64_t panel, Range slab, float* block, float* c) {
+// One panel's slab for the rows [begin, end): c (rows, kNR) = or += A b. `ahead` is what to
+// prefetch while the panel's first element is used, and so on in step. Tiles are of even height,
+// 197 rows are 2 of 14 and 13 of 13: a tile of one row would take 4 / 14 of the time of a whole
+// one.
+inline void multiply_slab(const float* A, int64_t a_stride, Range rows, const float* panel,
+                          const float* ahead, Range slab, float* c) {
   const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kMR);
   for (int64_t k0 = slab.begin; k0 < slab.end; k0 += kKC) {
     const int64_t K = min(kKC, slab.end - k0);
-    const float* const b = panel_block(w, panel, k0, K, block);
-    const float* const next = w.packed && w.dtype == DType::f32 ? b + K * kNR : b;
+    const float* const b = panel + k0 * kNR;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t m = M * t / tiles, R = M * (t + 1) / tiles - m;
       const float* const a = A + (rows.begin + m) * a_stride + k0;
       const int64_t line = t * kKC * 4 % (kKC * kNR);  // this tile's part of the next block
-      multiply(R, a, a_stride, b, K, c + m * kNR, kNR, k0 > 0, {a + R * a_stride, next + line});
+      multiply(R, a, a_stride, b, K, c + m * kNR, kNR, k0 > 0,
+               {a + R * a_stride, ahead + k0 * kNR + line});
     }
+  }
+}
+
+// Rows [begin, end) of C for `count` panels of packed fp32 weights from column n0 on.
+// epilogue(m, n0, n, c): c holds C[m][n0 .. n0 + n), n <= kNR, and may be overwritten.
+template <class Epilogue>
+void multiply_group(const float* A, int64_t a_stride, Range rows, const float* panels,
+                    const float* ahead, int64_t count, int64_t K, int64_t n0, int64_t N,
+                    float* waiting, const Epilogue& epilogue) {
+  const int64_t M = rows.end - rows.begin, parts = ceil_div(M, kMaxRows);
+  for (int64_t part = 0; part < parts; ++part) {
+    const Range mine{rows.begin + M * part / parts, rows.begin + M * (part + 1) / parts};
+    int64_t k0 = 0;
+    do {  // at least once: K = 0 gives C = 0
+      const Range slab{k0, min(K, k0 + kSlab)};
+      for (int64_t p = 0; p < count; ++p) {
+        float* const c = waiting + p * kMaxRows * kNR;  // (rows, kNR)
+        if (!K) memset(c, 0, kMaxRows * kNR * sizeof(float));
+        multiply_slab(A, a_stride, mine, panels + p * K * kNR, ahead + p * K * kNR, slab, c);
+        if (slab.end < K) continue;
+        const int64_t column = n0 + p * kNR, n = min(kNR, N - column);
+        for (int64_t m = mine.begin; m < mine.end; ++m)
+          epilogue(m, column, n, c + (m - mine.begin) * kNR);
+      }
+      k0 = slab.end;
+    } while (k0 < K);
   }
 }
 
 // Rows [begin, end) of C for the panels [first, last), by one thread.
-// epilogue(m, n0, n, c): c holds C[m][n0 .. n0 + n), n <= kNR, and may be overwritten.
 template <class Epilogue>
 void gemm_part(const float* A, int64_t a_stride, Range rows, const Weights& w, Range panels,
                float* scratch, const Epilogue& epilogue) {
-  float* const block = scratch;
-  float* const c = scratch + kKC * kNR;  // [panel of the group][row][kNR]
-  const int64_t parts = ceil_div(rows.end - rows.begin, kMaxRows);
-  for (int64_t part = 0; part < parts; ++part) {
-    const int64_t M = rows.end - rows.begin;
-    const Range mine{rows.begin + M * part / parts, rows.begin + M * (part + 1) / parts};
-    for (int64_t first = panels.begin; first < panels.end; first += kGroup) {
-      const int64_t last = min(panels.end, first + kGroup);
-      int64_t k0 = 0;
-      do {  // at least once: K = 0 gives C = 0
-        const Range slab{k0, min(w.K, k0 + kSlab)};
-        for (int64_t panel = first; panel < last; ++panel) {
-          float* const cp = c + (panel - first) * kMaxRows * kNR;
-          if (!w.K) memset(cp, 0, kMaxRows * kNR * sizeof(float));
-          multiply_slab(A, a_stride, mine, w, panel, slab, block, cp);
-          if (slab.end < w.K) continue;
-          const int64_t n0 = panel * kNR, n = min(kNR, w.N - n0);
-          for (int64_t m = mine.begin; m < mine.end; ++m)
-            epilogue(m, n0, n, cp + (m - mine.begin) * kNR);
-        }
-        k0 = slab.end;
-      } while (k0 < w.K);
+  const bool ready = w.packed && w.dtype == DType::f32;
+  const int64_t most = ready ? kGroup : converted_panels(w.K);
+  float* const converted = scratch + kWaiting;
+  for (int64_t first = panels.begin; first < panels.end; first += most) {
+    const int64_t count = min(most, panels.end - first);
+    const float* group = static_cast<const float*>(w.data) + first * w.K * kNR;
+    const float* ahead = group + kKC * kNR;  // the next block; next panels follow one another
+    if (!ready) {
+      for (int64_t p = 0; p < count; ++p) convert_panel(w, first + p, converted + p * w.K * kNR);
+      group = converted;
+      // The rows of the next group, whatever their order: its conversion will find them in L2.
+      ahead = static_cast<const float*>(offset(w.dtype, w.data, (first + count) * w.K * kNR));
     }
+    multiply_group(A, a_stride, rows, group, ahead, count, w.K, first * kNR, w.N, scratch,
+                   epilogue);
   }
 }
 
-// The whole product by a team: columns are split when there are enough panels, so that no thread
-// converts another's weights; rows otherwise. A must be ready in all threads; no sync at the end.
+// The whole product by a team: columns are shared out, so that no thread converts another's
+// weights; rows when there are so many that converting is cheap, or too few columns. A must be
+// ready in all threads; no sync at the end.
 template <class Epilogue>
 void gemm(const Team& team, const float* A, int64_t a_stride, int64_t M, const Weights& w,
           float* scratch, const Epilogue& epilogue) {
   const int64_t panels = ceil_div(w.N, kNR);
-  if (panels >= 4 * team.size || M <= kMR)
+  const bool many_rows = M >= 2 * kMaxRows * team.size;
+  if (!many_rows && (panels >= 4 * team.size || M <= kMR))
     gemm_part(A, a_stride, {0, M}, w, team.share(panels), scratch, epilogue);
   else
     gemm_part(A, a_stride, team.share(M, kMR), w, {0, panels}, scratch, epilogue);

@@ -15,11 +15,12 @@ void linear_residual(const linear_residual_args& a) {
                 h_stride = row_stride(a.K);
   const bool direct = a.x_dtype == DType::f32;  // the GEMM reads fp32 rows in place
   const int64_t copy = direct ? 0 : chunk * h_stride;
-  const Lease lease((copy + a.threads * kGemmScratch) * sizeof(float));
+  const int64_t per_thread = gemm_scratch(a.K);
+  const Lease lease((copy + a.threads * per_thread) * sizeof(float));
   const Weights w{a.w_dtype, a.weight, a.N, a.K, false};
   run_team(a.threads, [&](const Team& team) {
     float* const h = lease.floats();
-    float* const scratch = h + copy + team.rank * kGemmScratch;
+    float* const scratch = h + copy + team.rank * per_thread;
     for (int64_t m0 = 0; m0 < rows_total; m0 += chunk) {
       const int64_t M = min(chunk, rows_total - m0);
       if (!direct) {

@@ -15,13 +15,14 @@ void mlp(const mlp_args& a) {
   const int64_t fit = kHiddenBytes * a.threads / (max(hidden_stride, 1) * 4) / kMR * kMR;
   const int64_t chunk = min(M_total, max(8 * kMR, fit));
   const int64_t shared = chunk * (h_stride + hidden_stride);
-  const Lease lease((shared + a.threads * kGemmScratch) * sizeof(float));
+  const int64_t per_thread = gemm_scratch(max(a.D, a.F));
+  const Lease lease((shared + a.threads * per_thread) * sizeof(float));
   float* const h = lease.floats();             // (chunk, D)
   float* const hidden = h + chunk * h_stride;  // (chunk, F)
   const Weights fc1{a.w_dtype, a.fc1_weight, a.F, a.D, false},
       fc2{a.w_dtype, a.fc2_weight, a.D, a.F, false};
   run_team(a.threads, [&](const Team& team) {
-    float* const scratch = h + shared + team.rank * kGemmScratch;
+    float* const scratch = h + shared + team.rank * per_thread;
     for (int64_t m0 = 0; m0 < M_total; m0 += chunk) {
       const int64_t M = min(chunk, M_total - m0);
       const Range rows = team.share(M);

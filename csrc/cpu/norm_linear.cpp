@@ -12,11 +12,12 @@ namespace vitkern::VITKERN_ISA {
 
 void norm_linear(const norm_linear_args& a) {
   const int64_t chunk = min(a.M, kChunkRows), h_stride = row_stride(a.K);
-  const Lease lease((chunk * h_stride + a.threads * kGemmScratch) * sizeof(float));
+  const int64_t per_thread = gemm_scratch(a.K);
+  const Lease lease((chunk * h_stride + a.threads * per_thread) * sizeof(float));
   float* const h = lease.floats();  // (chunk, K)
   const Weights w{a.w_dtype, a.weight, a.N, a.K, false};
   run_team(a.threads, [&](const Team& team) {
-    float* const scratch = h + chunk * h_stride + team.rank * kGemmScratch;
+    float* const scratch = h + chunk * h_stride + team.rank * per_thread;
     for (int64_t m0 = 0; m0 < a.M; m0 += chunk) {
       const int64_t M = min(chunk, a.M - m0);
       const Range rows = team.share(M);

@@ -26,7 +26,7 @@ void patch_embed(const patch_embed_args& a) {
                     a.b_stride,    a.c_stride, a.y_stride, a.x_stride, a.mean, a.std};
   const int64_t patches = image.patches(), M_total = a.B * patches, P = image.row_length();
   const int64_t chunk = min(M_total, kChunkRows), h_stride = row_stride(P);
-  const int64_t per_thread = kGemmScratch + row_stride(a.D);
+  const int64_t for_gemm = gemm_scratch(P), per_thread = for_gemm + row_stride(a.D);
   const Lease lease((chunk * h_stride + a.threads * per_thread) * sizeof(float));
   float* const h = lease.floats();  // (chunk, P)
   const Weights w{a.w_dtype, a.weight, a.D, P, false};
@@ -34,7 +34,7 @@ void patch_embed(const patch_embed_args& a) {
     float* const scratch = h + chunk * h_stride + team.rank * per_thread;
     const Range images = team.share(a.B);
     for (int64_t b = images.begin; b < images.end; ++b)
-      write_prefix(a, b, a.T + patches, scratch + kGemmScratch);
+      write_prefix(a, b, a.T + patches, scratch + for_gemm);
     for (int64_t m0 = 0; m0 < M_total; m0 += chunk) {
       const int64_t M = min(chunk, M_total - m0);
       const Range rows = team.share(M);

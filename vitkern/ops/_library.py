@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..registry import Operator, resolve
+from ..registry import Operator, Plan, resolve
 
 _LIBRARY = torch.library.Library("vitkern", "DEF")
 NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16})
+PLANS_KEPT = 256  # per operator
 
 
 def define(op: Operator) -> Callable:
@@ -25,7 +26,7 @@ def define(op: Operator) -> Callable:
     _LIBRARY.define(f"{op.name}({op.schema}) -> ({results})")
     torch.library.register_fake(
         f"vitkern::{op.name}",
-        lambda *args: _bare(op.allocate(_named(op, args))[1]),
+        lambda *args: _bare(op.plan(_named(op, args)).allocate(args[0])),
         lib=_LIBRARY,
     )
     _LIBRARY.impl(op.name, _checked_reference(op), "CompositeExplicitAutograd")
@@ -52,17 +53,29 @@ def _checked_reference(op: Operator) -> Callable:
 
 
 def _cpu(op: Operator) -> Callable:
+    """The native kernel for the dtypes it has, else the reference.
+
+    Checking shapes by their axis strings takes 20 us: the plan of a call is kept for the next call
+    with the same shapes and dtypes.
+    """
     reference, native = _checked_reference(op), None
+    plans: dict[tuple, Plan] = {}
 
     def call(*args):
         nonlocal native
-        for a in args:
-            if isinstance(a, Tensor) and a.is_floating_point() and a.dtype not in NATIVE_DTYPES:
+        key = tuple([(a.shape, a.dtype) if isinstance(a, Tensor) else a for a in args])
+        plan = plans.get(key)
+        if plan is None:
+            floats = (a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point())
+            if not NATIVE_DTYPES.issuperset(floats):
                 return reference(*args)
+            if len(plans) >= PLANS_KEPT:
+                plans.clear()
+            plan = plans[key] = op.plan(_named(op, args))
         if native is None:
             native = resolve(op.native)
-        sizes, results = op.allocate(_named(op, args))
-        native(sizes, results, *args)
+        results = plan.allocate(args[0])
+        native(plan.sizes, results, *args)
         return _bare(results)
 
     return call
