@@ -41,7 +41,7 @@ struct Sizes {                         // of a group of G images
     x = M * x_stride;
     h = round_up(max(M, G), 16) * h_stride;
     wide = max(M * qkv_stride, chunk * f_stride);
-    for_gemm = gemm_scratch(max(P, max(a.D, a.F)));
+    for_gemm = gemm_scratch(M);
     per_thread = for_gemm + flash_scratch(S, a.D / a.H);
   }
   int64_t shared() const { return round_up(x, 16) + h + wide; }

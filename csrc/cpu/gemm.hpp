@@ -1,17 +1,19 @@
 // C (M, N) = A (M, K) W^T (N, K), fp32 accumulators, W in any float dtype, with an epilogue per
 // row.
 //
-//   for each group of panels               converted or transposed once, unless it is packed fp32;
-//                                          its C waits in scratch when K is longer than a slab
-//     for each slab of kSlab inner steps     A's slab (rows x kSlab) stays in L2 for the whole
-//     group
-//       for each panel of kNR columns
-//         for each block of kKC steps          W's block, kKC x kNR (16 KiB): in L1 for all rows
-//           for each tile of kMR rows            kMR x kNR accumulators in registers
+//   for each group of kGroup panels
+//     for each slab of kSlab inner steps       W's part is converted, unless it is packed fp32:
+//     once
+//       for each part of at most kMaxRows rows   A's part stays in L2 for the whole group
+//         for each panel of kNR columns
+//           for each block of kKC steps            W's block, kKC x kNR (16 KiB): in L1 for all
+//           rows
+//             for each tile of kMR rows              kMR x kNR accumulators in registers
 //
 //        k ->            kNR
 //   A  [ kMR rows ]  x  [ W ]   kMR * kNR / lanes accumulators + kNR / lanes of W + 1 broadcast
 //
+// C waits in scratch from slab to slab; after the last one its rows go through the epilogue.
 // Each tile prefetches the next tile's A into L1 and a part of the next block of W into L2:
 // without, 8 % and 15 % of the time are spent waiting for them. Sums over blocks of kKC, not over
 // all of K, also keep the rounding error below a plain BLAS's. A result depends on its own row of A
@@ -30,8 +32,8 @@ constexpr int64_t kNR = 2 * Vec::kLanes;
 constexpr int64_t kKC = 128;
 constexpr int64_t kLine = 16;  // floats in a cache line
 constexpr int64_t kSlab = 6 * kKC;
-constexpr int64_t kMaxRows = 16 * kMR;  // of A's slab: 224 * 768 * 4 B = 672 KiB of a 2 MiB L2
-constexpr int64_t kGroup = 12;          // panels: their C is 336 KiB
+constexpr int64_t kMaxRows = 16 * kMR;  // of A's part: 224 * 768 * 4 B = 672 KiB of a 2 MiB L2
+constexpr int64_t kGroup = 8;           // panels: 8 * 32 * 768 * 4 B = 768 KiB of it when converted
 
 struct Weights {
   DType dtype;
@@ -40,16 +42,8 @@ struct Weights {
   bool packed;
 };
 
-// Per thread, in floats: the tiles of C that wait for their next slab, and a group of panels that
-// had to be converted, 1 MiB of them or one.
-constexpr int64_t kWaiting = kGroup * kMaxRows * kNR;
-constexpr int64_t kConverted = 1 << 17;
-inline int64_t converted_panels(int64_t K) {
-  return max(1, min(kGroup, kConverted / max(1, K * kNR)));
-}
-inline int64_t gemm_scratch(int64_t longest_K) {
-  return kWaiting + max(kConverted, longest_K * kNR);
-}
+// Per thread, in floats: the converted part of W, and C of a group for M rows.
+inline int64_t gemm_scratch(int64_t M) { return kGroup * kNR * (kSlab + M); }
 
 constexpr int64_t kFarAhead = 8 * kLine;
 
@@ -70,17 +64,13 @@ inline void pack_block(DType type, const void* w, int64_t stride, int64_t n, int
     }
 }
 
-// Panel number `panel` of any weights as packed fp32.
-inline void convert_panel(const Weights& w, int64_t panel, float* out) {
-  if (!w.packed) {
-    const void* rows = offset(w.dtype, w.data, panel * kNR * w.K);
-    for (int64_t k0 = 0; k0 < w.K; k0 += kKC)
-      pack_block(w.dtype, rows, w.K, w.N - panel * kNR, k0, min(kKC, w.K - k0), out + k0 * kNR);
-    return;
-  }
-  const void* from = offset(w.dtype, w.data, panel * kNR * w.K);
-  for (int64_t i = 0; i < w.K * kNR; i += Vec::kLanes)
-    load_as(w.dtype, from, i, Vec::kLanes).store(out + i);
+// The slab of a panel of any weights as packed fp32, [k][kNR].
+inline void convert_panel(const Weights& w, int64_t panel, Range slab, float* out) {
+  const int64_t K = slab.end - slab.begin;
+  const void* const from = offset(w.dtype, w.data, panel * kNR * w.K);
+  if (!w.packed) return pack_block(w.dtype, from, w.K, w.N - panel * kNR, slab.begin, K, out);
+  for (int64_t i = 0; i < K * kNR; i += Vec::kLanes)
+    load_as(w.dtype, from, slab.begin * kNR + i, Vec::kLanes).store(out + i);
 }
 
 // What the next calls will read: A's next tile, and lines of W's next block.
@@ -146,71 +136,61 @@ inline void multiply(int64_t rows, const float* a, int64_t a_stride, const float
   }
 }
 
-// One panel's slab for the rows [begin, end): c (rows, kNR) = or += A b. `ahead` is what to
-// prefetch while the panel's first element is used, and so on in step. Tiles are of even height,
-// 197 rows are 2 of 14 and 13 of 13: a tile of one row would take 4 / 14 of the time of a whole
-// one.
-inline void multiply_slab(const float* A, int64_t a_stride, Range rows, const float* panel,
-                          const float* ahead, Range slab, float* c) {
-  const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kMR);
-  for (int64_t k0 = slab.begin; k0 < slab.end; k0 += kKC) {
-    const int64_t K = min(kKC, slab.end - k0);
-    const float* const b = panel + k0 * kNR;
+// c (M, kNR) = or += a (M, K) b (K, kNR), K at most a slab; `after` is what b will be next time.
+// Tiles are of even height, 197 rows are 2 of 14 and 13 of 13: a tile of one row would take 4 / 14
+// of the time of a whole one.
+inline void multiply_slab(const float* A, int64_t a_stride, int64_t M, const float* b, int64_t K,
+                          const float* after, float* c, bool add) {
+  const int64_t tiles = ceil_div(M, kMR);
+  for (int64_t k0 = 0; k0 < K; k0 += kKC) {
+    const int64_t steps = min(kKC, K - k0);
+    const float* const next = k0 + kKC < K ? b + (k0 + kKC) * kNR : after;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t m = M * t / tiles, R = M * (t + 1) / tiles - m;
-      const float* const a = A + (rows.begin + m) * a_stride + k0;
-      const int64_t line = t * kKC * 4 % (kKC * kNR);  // this tile's part of the next block
-      multiply(R, a, a_stride, b, K, c + m * kNR, kNR, k0 > 0,
-               {a + R * a_stride, ahead + k0 * kNR + line});
+      const float* const a = A + m * a_stride + k0;
+      const int64_t line = t * kKC * 4 % (kKC * kNR);  // this tile's share of the next block
+      multiply(R, a, a_stride, b + k0 * kNR, steps, c + m * kNR, kNR, add || k0 > 0,
+               {a + R * a_stride, next + line});
     }
   }
 }
 
-// Rows [begin, end) of C for `count` panels of packed fp32 weights from column n0 on.
-// epilogue(m, n0, n, c): c holds C[m][n0 .. n0 + n), n <= kNR, and may be overwritten.
-template <class Epilogue>
-void multiply_group(const float* A, int64_t a_stride, Range rows, const float* panels,
-                    const float* ahead, int64_t count, int64_t K, int64_t n0, int64_t N,
-                    float* waiting, const Epilogue& epilogue) {
-  const int64_t M = rows.end - rows.begin, parts = ceil_div(M, kMaxRows);
-  for (int64_t part = 0; part < parts; ++part) {
-    const Range mine{rows.begin + M * part / parts, rows.begin + M * (part + 1) / parts};
-    int64_t k0 = 0;
-    do {  // at least once: K = 0 gives C = 0
-      const Range slab{k0, min(K, k0 + kSlab)};
-      for (int64_t p = 0; p < count; ++p) {
-        float* const c = waiting + p * kMaxRows * kNR;  // (rows, kNR)
-        if (!K) memset(c, 0, kMaxRows * kNR * sizeof(float));
-        multiply_slab(A, a_stride, mine, panels + p * K * kNR, ahead + p * K * kNR, slab, c);
-        if (slab.end < K) continue;
-        const int64_t column = n0 + p * kNR, n = min(kNR, N - column);
-        for (int64_t m = mine.begin; m < mine.end; ++m)
-          epilogue(m, column, n, c + (m - mine.begin) * kNR);
-      }
-      k0 = slab.end;
-    } while (k0 < K);
-  }
-}
-
-// Rows [begin, end) of C for the panels [first, last), by one thread.
+// Rows [begin, end) of C for the panels [first, last), by one thread; `scratch` for all of A's
+// rows. epilogue(m, n0, n, c): c holds C[m][n0 .. n0 + n), n <= kNR, and may be overwritten.
 template <class Epilogue>
 void gemm_part(const float* A, int64_t a_stride, Range rows, const Weights& w, Range panels,
                float* scratch, const Epilogue& epilogue) {
   const bool ready = w.packed && w.dtype == DType::f32;
-  const int64_t most = ready ? kGroup : converted_panels(w.K);
-  float* const converted = scratch + kWaiting;
-  for (int64_t first = panels.begin; first < panels.end; first += most) {
-    const int64_t count = min(most, panels.end - first);
-    const float* group = static_cast<const float*>(w.data) + first * w.K * kNR;
-    const float* ahead = group + kKC * kNR;  // the next block; next panels follow one another
-    if (!ready) {
-      for (int64_t p = 0; p < count; ++p) convert_panel(w, first + p, converted + p * w.K * kNR);
-      group = converted;
-      // The rows of the next group, whatever their order: its conversion will find them in L2.
-      ahead = static_cast<const float*>(offset(w.dtype, w.data, (first + count) * w.K * kNR));
-    }
-    multiply_group(A, a_stride, rows, group, ahead, count, w.K, first * kNR, w.N, scratch,
-                   epilogue);
+  const int64_t M = rows.end - rows.begin, parts = ceil_div(M, kMaxRows);
+  float* const converted = scratch;                       // [panel][k][kNR]
+  float* const waiting = scratch + kGroup * kSlab * kNR;  // [panel][row][kNR]
+  for (int64_t first = panels.begin; first < panels.end; first += kGroup) {
+    const int64_t count = min(kGroup, panels.end - first);
+    int64_t k0 = 0;
+    do {  // at least once: K = 0 gives C = 0
+      const Range slab{k0, min(w.K, k0 + kSlab)};
+      const float* b = static_cast<const float*>(w.data) + (first * w.K + k0) * kNR;
+      if (!ready) {
+        for (int64_t p = 0; p < count; ++p)
+          convert_panel(w, first + p, slab, converted + p * kSlab * kNR);
+        b = converted;
+      }
+      const int64_t b_stride = (ready ? w.K : kSlab) * kNR;  // from panel to panel
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t m0 = M * part / parts, m1 = M * (part + 1) / parts;
+        for (int64_t p = 0; p < count; ++p) {
+          float* const c = waiting + (p * M + m0) * kNR;
+          const float* const panel = b + p * b_stride;
+          if (!w.K) memset(c, 0, (m1 - m0) * kNR * sizeof(float));
+          multiply_slab(A + (rows.begin + m0) * a_stride + k0, a_stride, m1 - m0, panel,
+                        slab.end - slab.begin, panel + b_stride, c, k0 > 0);
+          if (slab.end < w.K) continue;
+          const int64_t n0 = (first + p) * kNR, n = min(kNR, w.N - n0);
+          for (int64_t m = m0; m < m1; ++m) epilogue(rows.begin + m, n0, n, c + (m - m0) * kNR);
+        }
+      }
+      k0 = slab.end;
+    } while (k0 < w.K);
   }
 }
 

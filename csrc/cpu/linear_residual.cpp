@@ -13,9 +13,10 @@ namespace vitkern::VITKERN_ISA {
 void linear_residual(const linear_residual_args& a) {
   const int64_t rows_total = a.B * a.S, chunk = min(rows_total, kChunkRows),
                 h_stride = row_stride(a.K);
-  const bool direct = a.x_dtype == DType::f32;  // the GEMM reads fp32 rows in place
+  // The GEMM reads fp32 rows in place, unless their distance is one that row_stride() avoids.
+  const bool direct = a.x_dtype == DType::f32 && a.x_stride % kAliasing != 0;
   const int64_t copy = direct ? 0 : chunk * h_stride;
-  const int64_t per_thread = gemm_scratch(a.K);
+  const int64_t per_thread = gemm_scratch(chunk);
   const Lease lease((copy + a.threads * per_thread) * sizeof(float));
   const Weights w{a.w_dtype, a.weight, a.N, a.K, false};
   run_team(a.threads, [&](const Team& team) {

@@ -15,7 +15,7 @@ void mlp(const mlp_args& a) {
   const int64_t fit = kHiddenBytes * a.threads / (max(hidden_stride, 1) * 4) / kMR * kMR;
   const int64_t chunk = min(M_total, max(8 * kMR, fit));
   const int64_t shared = chunk * (h_stride + hidden_stride);
-  const int64_t per_thread = gemm_scratch(max(a.D, a.F));
+  const int64_t per_thread = gemm_scratch(chunk);
   const Lease lease((shared + a.threads * per_thread) * sizeof(float));
   float* const h = lease.floats();             // (chunk, D)
   float* const hidden = h + chunk * h_stride;  // (chunk, F)

@@ -12,7 +12,7 @@ namespace vitkern::VITKERN_ISA {
 
 void norm_linear(const norm_linear_args& a) {
   const int64_t chunk = min(a.M, kChunkRows), h_stride = row_stride(a.K);
-  const int64_t per_thread = gemm_scratch(a.K);
+  const int64_t per_thread = gemm_scratch(chunk);
   const Lease lease((chunk * h_stride + a.threads * per_thread) * sizeof(float));
   float* const h = lease.floats();  // (chunk, K)
   const Weights w{a.w_dtype, a.weight, a.N, a.K, false};

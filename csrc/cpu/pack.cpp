@@ -13,7 +13,7 @@ void pack(const pack_args& a) {
   const Weights w{a.from, a.weight, a.N, a.K, false};
   const Lease lease(static_cast<size_t>(a.K * kNR) * sizeof(float));
   for (int64_t panel = 0; panel < panels; ++panel) {
-    convert_panel(w, panel, lease.floats());
+    convert_panel(w, panel, {0, a.K}, lease.floats());
     for (int64_t i = 0; i < a.K * kNR; i += Vec::kLanes)
       store_as(a.to, a.panels, panel * a.K * kNR + i, Vec::load(lease.floats() + i), Vec::kLanes);
   }

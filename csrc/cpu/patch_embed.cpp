@@ -26,7 +26,7 @@ void patch_embed(const patch_embed_args& a) {
                     a.b_stride,    a.c_stride, a.y_stride, a.x_stride, a.mean, a.std};
   const int64_t patches = image.patches(), M_total = a.B * patches, P = image.row_length();
   const int64_t chunk = min(M_total, kChunkRows), h_stride = row_stride(P);
-  const int64_t for_gemm = gemm_scratch(P), per_thread = for_gemm + row_stride(a.D);
+  const int64_t for_gemm = gemm_scratch(chunk), per_thread = for_gemm + row_stride(a.D);
   const Lease lease((chunk * h_stride + a.threads * per_thread) * sizeof(float));
   float* const h = lease.floats();  // (chunk, P)
   const Weights w{a.w_dtype, a.weight, a.D, P, false};

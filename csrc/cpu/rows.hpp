@@ -34,8 +34,8 @@ inline void normalise_row(DType x_type, const void* x, const float* weight, cons
   const Vec r = Vec::set(rstd);
   for (int64_t i = 0; i < D; i += L) {
     Vec v = (load_as(x_type, x, i, D - i) - m) * r;
-    if (weight) v = v * Vec::load(weight + i, D - i);
-    if (bias) v = v + Vec::load(bias + i, D - i);
+    const Vec shift = bias ? Vec::load(bias + i, D - i) : Vec::set(0);
+    v = weight ? fma(v, Vec::load(weight + i, D - i), shift) : v + shift;
     store_as(y_type, y, i, v, D - i);
   }
 }

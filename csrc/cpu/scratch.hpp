@@ -12,11 +12,13 @@ constexpr int64_t kChunkRows = 2048;
 // slower at batch 1 and equal at batch 8: shorter chunks use each weight panel less.
 constexpr int64_t kHiddenBytes = 3 << 20;
 
-// Distance of rows of n floats: whole cache lines, and never a multiple of 4 KiB, where the rows of
-// a tile would all fall into the same few sets of L1.
+// Rows whose distance is a multiple of 4 KiB fall into the same few sets of L1, all 14 of a tile.
+constexpr int64_t kAliasing = 1024;
+
+// Distance of rows of n floats: whole cache lines, and not such a multiple.
 inline int64_t row_stride(int64_t n) {
   const int64_t stride = round_up(n, 16);
-  return stride % 1024 == 0 ? stride + 16 : stride;
+  return stride % kAliasing == 0 ? stride + 16 : stride;
 }
 
 }  // namespace

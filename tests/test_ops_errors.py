@@ -1,0 +1,113 @@
+"""Bad arguments to an operator: an error that names operator, tensor and sizes, never a crash."""
+
+import pytest
+import torch
+
+from vitkern import ops
+
+SEED = torch.tensor([7])
+
+
+def t(*shape, dtype=torch.float32):
+    return torch.ones(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: ops.layernorm(t(3, 5), t(4), t(5)), r"layernorm: weight has shape \(4,\).*D=5"),
+        (lambda: ops.layernorm(t(3, 5), t(5, 1)), r"layernorm: weight .* expected \(D\)"),
+        (lambda: ops.norm_linear(t(2, 5), t(5), t(5), t(3, 4)), r"norm_linear: weight .*K=5"),
+        (lambda: ops.norm_linear(t(2, 5), t(5), t(5), t(3, 5), t(4)), r"norm_linear: bias .*N=3"),
+        (
+            lambda: ops.norm_linear(t(2, 5), t(5), t(5), t(3, 5), activation="relu"),
+            r"activation 'relu' is unknown: use one of none, gelu",
+        ),
+        (lambda: ops.attention(t(1, 4, 2, 1, 8)), r"attention: qkv .* expected \(B, S, 3, H, E\)"),
+        (lambda: ops.attention(t(1, 4, 3, 8)), r"attention: qkv has shape \(1, 4, 3, 8\)"),
+        (lambda: ops.attention(t(2, 4, 3, 1, 8), t(3, 1, 4, 4)), r"attention: bias .*B=2"),
+        (lambda: ops.attention(t(1, 4, 3, 1, 8), dropout_p=0.1), r"dropout_p=0.1 needs seed"),
+        (
+            lambda: ops.attention(t(1, 4, 3, 1, 8), dropout_p=1.5, seed=SEED),
+            r"dropout_p=1.5 is not a probability",
+        ),
+        (
+            lambda: ops.attention(t(1, 4, 3, 1, 8), dropout_p=0.5, seed=t(1)),
+            r"needs seed, an int64 tensor",
+        ),
+        (
+            lambda: ops.attention(t(2, 4, 3, 1, 8), offsets=torch.tensor([0, 4]).int()),
+            r"all sequences in one row",
+        ),
+        (
+            lambda: ops.attention(t(1, 4, 3, 1, 8), offsets=torch.tensor([0, 9]).int()),
+            r"offsets must ascend from 0 to S=4",
+        ),
+        (
+            lambda: ops.attention(t(1, 4, 3, 1, 8), offsets=torch.tensor([0, 3, 1, 4]).int()),
+            r"offsets must ascend",
+        ),
+        (
+            lambda: ops.attention(t(1, 4, 3, 1, 8), offsets=torch.tensor([0.0, 4.0])),
+            r"offsets must be int32",
+        ),
+        (
+            lambda: ops.linear_residual(t(2, 3, 4), t(5, 4), None, t(2, 3, 6)),
+            r"linear_residual: residual .*N=5 \(from weight\)",
+        ),
+        (lambda: ops.linear_residual(t(6, 4), t(5, 4), None, t(6, 5)), r"linear_residual: x has"),
+        (
+            lambda: ops.mlp(t(1, 2, 4), t(4), t(4), t(8, 4), None, t(4, 9), None),
+            r"mlp: fc2_weight .*F=8 \(from fc1_weight\)",
+        ),
+        (
+            lambda: ops.patch_embed(t(1, 3, 30, 32), t(8, 3, 16, 16)),
+            r"30x32 pixels does not divide",
+        ),
+        (lambda: ops.patch_embed(t(1, 4, 32, 32), t(8, 3, 16, 16)), r"patch_embed: weight .*C=4"),
+        (
+            lambda: ops.patch_embed(t(1, 3, 32, 32), t(8, 3, 16, 16), position=t(5, 8)),
+            r"position has N=5, but the other arguments make N=4",
+        ),
+        (
+            lambda: ops.patch_embed(t(1, 3, 32, 32), t(8, 3, 16, 16), mean=t(3)),
+            r"mean and std go together",
+        ),
+    ],
+)
+def test_says_what_was_wrong(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_integer_images_other_than_uint8_are_refused():
+    with pytest.raises(TypeError, match="floating point or uint8"):
+        ops.patch_embed(t(1, 3, 32, 32, dtype=torch.int32), t(8, 3, 16, 16))
+
+
+def test_tensors_on_two_devices_are_refused():
+    with pytest.raises((ValueError, RuntimeError), match=r"meta|device"):
+        ops.layernorm(t(2, 4), torch.ones(4, device="meta"))
+
+
+def test_half_precision_runs_the_reference_on_the_cpu():
+    """No native kernel for fp16: the reference computes it, to the bit."""
+    x, w = torch.randn(5, 8).half(), torch.randn(8).half()
+    torch.testing.assert_close(
+        ops.layernorm(x, w, eps=1e-5),
+        torch.nn.functional.layer_norm(x, (8,), w, eps=1e-5),
+        rtol=0,
+        atol=0,
+    )
+
+
+def test_operators_compile():
+    function = torch.compile(
+        lambda x, w, b: ops.norm_linear(x, w, b, torch.eye(8), activation="gelu"),
+        backend="aot_eager",
+    )
+    x, w, b = torch.randn(5, 8, requires_grad=True), torch.randn(8), torch.randn(8)
+    y = function(x, w, b)
+    torch.testing.assert_close(y, ops.norm_linear(x, w, b, torch.eye(8), activation="gelu"))
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.shape == x.shape and gradient.isfinite().all()
