@@ -140,6 +140,93 @@ def test_repack_after_a_write_through_data(images):
         assert not torch.equal(model(images), before)
 
 
+def reference_of(model, image):
+    fresh = copy.deepcopy(model)
+    fresh.path = "reference"
+    with torch.no_grad():
+        return fresh(image)
+
+
+def assert_right(model, image):
+    """Whatever was done to the model: its result is what its modules mean."""
+    with torch.inference_mode():
+        torch.testing.assert_close(model(image), reference_of(model, image), rtol=1e-4, atol=1e-4)
+
+
+def tie(model):
+    model.blocks[1].attn.qkv.weight = model.blocks[0].attn.qkv.weight
+    model.blocks[1].ls2.gamma = model.blocks[1].ls1.gamma
+
+
+def new_memory(model):
+    flat = torch.nn.utils.parameters_to_vector(model.parameters()) * 1.5
+    torch.nn.utils.vector_to_parameters(flat, model.parameters())
+
+
+def fused_step(model):
+    with torch.enable_grad():
+        model(torch.ones(1, 3, 48, 48)).sum().backward()
+    torch.optim.AdamW(model.parameters(), 0.1, fused=True).step()
+
+
+CHANGES = {
+    "tied parameters": tie,
+    "parameters with new memory": new_memory,
+    "a fused optimizer's step": fused_step,
+    "a bias where there was none": lambda m: setattr(
+        m.blocks[0].attn.qkv, "bias", torch.nn.Parameter(torch.ones(180))
+    ),
+    "a norm without weights": lambda m: setattr(
+        m, "norm", torch.nn.LayerNorm(60, eps=1e-6, elementwise_affine=False)
+    ),
+    "another number of heads": lambda m: setattr(m.blocks[0].attn, "heads", 2),
+    "another activation": lambda m: setattr(m.blocks[0].mlp.act, "name", "quick_gelu"),
+    "another layer's dtype": lambda m: m.head.bfloat16().float(),
+    "an inference tensor": lambda m: m.reset_classifier(5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_stays_right_after(change, images):
+    model = tiny(qkv_bias=False, layer_scale=0.5)
+    with torch.inference_mode():
+        model(images)  # packed before the change
+    with torch.inference_mode() if change is CHANGES["an inference tensor"] else torch.no_grad():
+        change(model)
+    assert_right(model, images)
+
+
+def test_the_defaults_of_torch_do_not_matter(images):
+    model = tiny(mean=(0.5,) * 3, std=(0.5,) * 3)
+    with torch.inference_mode():
+        expected = model(images)
+        for dtype in (torch.float64, torch.bfloat16):
+            torch.set_default_dtype(dtype)
+            try:
+                assert torch.equal(model(images), expected)
+            finally:
+                torch.set_default_dtype(torch.float32)
+        with torch.device("meta"):
+            assert torch.equal(model(images), expected)
+
+
+def test_a_lazy_minus_sign_is_seen(images):
+    negative = torch.complex(images, images).conj().imag
+    assert negative.is_neg()
+    assert_right(tiny(), negative)
+
+
+def test_refuses_rows_that_the_configuration_does_not_make(images):
+    model = tiny()
+    model.pos_embed = torch.nn.Parameter(torch.zeros(1, 5, 60))
+    with torch.inference_mode(), pytest.raises((ValueError, RuntimeError)):
+        model(images)
+    model = tiny()
+    model.cls_token = None
+    with torch.inference_mode(), pytest.raises((ValueError, RuntimeError, AttributeError)):
+        model(images)
+
+
 @pytest.mark.parametrize(
     "view",
     [

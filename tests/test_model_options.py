@@ -102,7 +102,10 @@ def test_gradients_keep_the_error_rule_in_float32(option):
         torch.cat([(g[n].double() / size[n]).flatten() for n in names])
         for g in (grads, torchs, truth)
     ]
-    check_error(*one, torch.float32, "gradients")
+    # A relative bias sums gradients of scores over all pairs at one offset, where they nearly
+    # cancel: its worst element is 2.0 times torch's, the rms 1.1.
+    slack = (3.0, 1.25) if model.config.position == "relative" else (2.0, 1.25)
+    check_error(*one, torch.float32, "gradients", slack)
 
 
 @pytest.mark.parametrize("path", PATHS)

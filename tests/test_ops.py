@@ -105,6 +105,16 @@ def test_nan_and_inf_come_out_where_the_reference_has_them(spec, isa, axes, bad)
 
 
 @pytest.mark.parametrize("isa", cpu.isas())
+@pytest.mark.parametrize("D", (5, 768, 1024))
+def test_a_row_of_equal_numbers_has_no_spread(D, isa):
+    """1 / sqrt(eps) is 1000: a mean that is off by one rounding would show."""
+    spec = REGISTRY["layernorm"]
+    inputs = spec.make_inputs({"M": 7, "D": D}, FP32)
+    inputs["x"] = torch.randn(7, 1, generator=torch.Generator().manual_seed(2)).expand(7, D) * 3
+    check(spec, run_native(spec, inputs, isa), inputs, FP32)
+
+
+@pytest.mark.parametrize("isa", cpu.isas())
 @pytest.mark.parametrize("name", ops.ACTIVATIONS)
 def test_activations_keep_nan_and_inf(name, isa):
     spec = REGISTRY["norm_linear" if name == "none" else f"norm_linear+{name}"]
@@ -178,7 +188,16 @@ def test_is_a_well_behaved_torch_op(spec, layout):
     for name in spec.op.differentiable:
         if name in inputs and inputs[name].is_floating_point():
             inputs[name].requires_grad_()
-    torch.library.opcheck(spec.torch_op(), tuple(spec.arguments(inputs, save=True)))
+    args = spec.arguments(inputs, save=True)
+    torch.library.opcheck(spec.torch_op(), tuple(args))
+    results = spec.torch_op()(*args)
+    y, *saved = results if isinstance(results, tuple) else (results,)
+    plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+    needs = [isinstance(a, torch.Tensor) and a.requires_grad for a in args]
+    backward = getattr(torch.ops.vitkern, f"{spec.op.name}_backward").default
+    tests = ("test_schema", "test_faketensor")  # it has no gradient of its own
+    given = (torch.ones_like(y), *plain, [s.detach() for s in saved], needs)
+    torch.library.opcheck(backward, given, test_utils=tests)
 
 
 def gradients(spec, inputs, names, dtype, function):

@@ -80,6 +80,59 @@ def test_says_what_was_wrong(call, message):
         call()
 
 
+@pytest.mark.parametrize("kind", (torch.uint8, torch.int64, torch.bool, torch.complex64), ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda bad: ops.layernorm(bad(4, 8)),
+        lambda bad: ops.norm_linear(t(2, 5), t(5), t(5), bad(3, 5)),
+        lambda bad: ops.attention(bad(1, 4, 3, 1, 8)),
+        lambda bad: ops.attention(t(1, 4, 3, 1, 8), bad(1, 1, 4, 4)),
+        lambda bad: ops.linear_residual(t(2, 3, 4), t(5, 4), None, bad(2, 3, 5)),
+        lambda bad: ops.mlp(bad(1, 2, 4), t(4), t(4), t(8, 4), None, t(4, 8), None),
+        lambda bad: ops.patch_embed(t(1, 3, 32, 32), bad(8, 3, 16, 16)),
+    ],
+)
+def test_tensors_that_are_not_floats_are_refused(call, kind):
+    with pytest.raises(TypeError, match="expected a floating-point tensor"):
+        call(lambda *shape: torch.zeros(shape, dtype=kind))
+
+
+def test_float64_does_not_mix():
+    with pytest.raises(TypeError, match="float64 does not mix"):
+        ops.norm_linear(t(2, 5), t(5), t(5), t(3, 5, dtype=torch.float64))
+
+
+def test_any_seed_will_do():
+    qkv = torch.randn(1, 9, 3, 2, 8)
+    for seed in (-5, 2**63 - 1, -(2**63)):
+        tensor = torch.tensor([seed])
+        ours = ops.attention(qkv, dropout_p=0.3, seed=tensor)
+        truth = ops.attention(qkv.double(), dropout_p=0.3, seed=tensor)
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-5)
+
+
+def test_derivatives_of_higher_order_and_of_other_kinds():
+    """By the definition, where an opaque operator would be wrong."""
+    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    w, b = torch.rand(8, dtype=torch.float64), torch.rand(8, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(lambda x: ops.layernorm(x, w, b), [x])
+    x32, v = torch.randn(3, 8), torch.randn(3, 8)
+    _, ours = torch.func.jvp(ops.layernorm, (x32,), (v,))
+    _, torchs = torch.func.jvp(lambda x: torch.nn.functional.layer_norm(x, (8,)), (x32,), (v,))
+    torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5)
+    gradient = torch.func.grad(lambda x: ops.layernorm(x).square().sum())(x32)
+    assert gradient.shape == x32.shape
+
+
+def test_a_result_may_be_changed_in_place():
+    x = torch.randn(3, 8, requires_grad=True)
+    y = ops.layernorm(x)
+    y += 1
+    y.sum().backward()
+    assert x.grad.isfinite().all()
+
+
 def test_integer_images_other_than_uint8_are_refused():
     with pytest.raises(TypeError, match="floating point or uint8"):
         ops.patch_embed(t(1, 3, 32, 32, dtype=torch.int32), t(8, 3, 16, 16))

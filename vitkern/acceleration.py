@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from . import paths
 from .model import ViT
 from .paths import PRECISIONS
 from .weights import timm
@@ -29,7 +30,8 @@ def accelerate(model: nn.Module, precision: str = "fp32") -> ViT:
             )
     _check_untouched(model)
     fast = ViT(config, device="meta")
-    theirs, ours = dict(model.named_parameters()), dict(fast.named_parameters())
+    theirs = dict(model.named_parameters(remove_duplicate=False))  # tied ones count twice
+    ours = dict(fast.named_parameters())
     odd = sorted(theirs.keys() ^ ours.keys())
     odd = odd or [n for n in ours if theirs[n].shape != ours[n].shape]
     if odd:
@@ -46,12 +48,17 @@ def accelerate(model: nn.Module, precision: str = "fp32") -> ViT:
 
 def _check_untouched(model: nn.Module) -> None:
     if isinstance(model, ViT):
-        reason = model._watch().disturbance()
+        reason = model._watch().disturbance() or paths.unlike_config(model)
         if reason:
             raise ValueError(f"accelerate: {reason}, and the result would not have it")
         return
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        if "forward" in module.__dict__:
+            raise ValueError(
+                f"accelerate: {name or 'the model'}.forward was replaced, and the result would not"
+                f" have it"
+            )
+        if any(getattr(module, hooks) for hooks in paths.HOOKS):
             raise ValueError(
                 f"accelerate: {name or 'the model'} has a hook, and the result would not have it;"
                 f" remove it first"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from dataclasses import dataclass
+from numbers import Real
 
 POOLS = ("token", "mean", "none")
 POSITIONS = ("none", "learned", "learned_2d", "sincos_1d", "sincos_2d", "relative")
@@ -89,6 +91,7 @@ class ViTConfig:
     std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name in ("mean", "std"):
             value = getattr(self, name)
             if value is not None:
@@ -97,6 +100,25 @@ class ViTConfig:
             object.__setattr__(self, "image_size", tuple(self.image_size))
         self._check_sizes()
         self._check_choices()
+
+    def _check_kinds(self) -> None:
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.type == "bool" and not isinstance(value, bool):
+                _refuse(f"{f.name} must be True or False, not {value!r}")
+            numbers = [value] if f.type in ("float", "float | None") else []
+            if f.name in ("mean", "std") and value is not None:
+                if not isinstance(value, (tuple, list)):
+                    _refuse(f"{f.name} must have one number per channel, not {value!r}")
+                numbers = value
+            for number in numbers:
+                if number is None and f.type == "float | None":
+                    continue
+                real = isinstance(number, Real) and not isinstance(number, bool)
+                if not real or not math.isfinite(number):
+                    _refuse(f"{f.name} must be a finite number, not {value!r}")
+        if not isinstance(self.image_size, (int, tuple, list)):
+            _refuse(f"image_size must be an integer or a pair of them, not {self.image_size!r}")
 
     def _check_sizes(self) -> None:
         least = dict(

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from . import _C
 
-DTYPES = {torch.float32: _C.DType.f32, torch.bfloat16: _C.DType.bf16, torch.uint8: _C.DType.u8}
+DTYPES = {torch.float32: _C.DType.f32, torch.bfloat16: _C.DType.bf16}
+IMAGE_DTYPES = {**DTYPES, torch.uint8: _C.DType.u8}
 ACTIVATIONS = {name: getattr(_C.Activation, name) for name in _C.Activation.__members__}
 _OFF = (0, 0, 1.0)
 
@@ -27,19 +28,21 @@ def _rows(t: Tensor) -> tuple[Tensor, int]:
     """t as (M, last axis) with contiguous rows, in place if possible, and its row stride."""
     if t.is_contiguous():
         return t, t.shape[-1]
-    flat = t.reshape(-1, t.shape[-1]) if t.shape[-1] else t.new_empty(t.shape[:-1].numel(), 0)
+    flat = t.reshape(-1, t.shape[-1])
     if flat.stride(1) != 1 and flat.shape[1] > 1:
         flat = flat.contiguous()
     return flat, flat.stride(0)
 
 
-def _vector(t: Tensor | None) -> Tensor | None:
+def vector(t: Tensor | None) -> Tensor | None:
+    """t in contiguous fp32, itself when it is that already."""
     if t is None or (t.dtype is torch.float32 and t.is_contiguous()):
         return t
     return t.to(torch.float32).contiguous()
 
 
-def _address(t: Tensor | None) -> int:
+def address(t: Tensor | None) -> int:
+    """What C++ gets for a tensor: keep t alive until the call returns."""
     return 0 if t is None else t.data_ptr()  # 0 of an empty tensor, too
 
 
@@ -47,16 +50,16 @@ def _dropout(p: float, seed: Tensor | None) -> tuple[int, int, float]:
     """(seed, threshold, scale) of csrc/cpu/kernels.hpp's Dropout."""
     if not p:
         return _OFF
-    return int(seed.item()), round(p * 2**24), 1 / (1 - p) if p < 1 else 0.0
+    return int(seed.item()) & (2**64 - 1), round(p * 2**24), 1 / (1 - p) if p < 1 else 0.0
 
 
 def layernorm(n, results, x, weight, bias, eps, save, isa="") -> None:
     x, x_stride = _rows(x)
-    weight, bias = _vector(weight), _vector(bias)
+    weight, bias = vector(weight), vector(bias)
     _C.layernorm(
-        isa, threads=torch.get_num_threads(), dtype=DTYPES[x.dtype], x=_address(x),
-        weight=_address(weight), bias=_address(bias), y=_address(results[0]),
-        stats=_address(results[1]), M=n["M"], D=n["D"], x_stride=x_stride, eps=eps,
+        isa, threads=torch.get_num_threads(), dtype=DTYPES[x.dtype], x=address(x),
+        weight=address(weight), bias=address(bias), y=address(results[0]),
+        stats=address(results[1]), M=n["M"], D=n["D"], x_stride=x_stride, eps=eps,
     )  # fmt: skip
 
 
@@ -65,13 +68,13 @@ def norm_linear(
 ) -> None:
     x, x_stride = _rows(x)
     weight = weight.contiguous()
-    norm_weight, norm_bias, bias = _vector(norm_weight), _vector(norm_bias), _vector(bias)
+    norm_weight, norm_bias, bias = vector(norm_weight), vector(norm_bias), vector(bias)
     y, stats, pre = results
     _C.norm_linear(
         isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
-        x=_address(x), norm_weight=_address(norm_weight), norm_bias=_address(norm_bias),
-        weight=_address(weight), bias=_address(bias), y=_address(y), stats=_address(stats),
-        pre=_address(pre), M=n["M"], K=n["K"], N=n["N"], x_stride=x_stride, eps=eps,
+        x=address(x), norm_weight=address(norm_weight), norm_bias=address(norm_bias),
+        weight=address(weight), bias=address(bias), y=address(y), stats=address(stats),
+        pre=address(pre), M=n["M"], K=n["K"], N=n["N"], x_stride=x_stride, eps=eps,
         activation=ACTIVATIONS[activation],
     )  # fmt: skip
 
@@ -81,7 +84,7 @@ def attention(n, results, qkv, bias, scale, dropout_p, seed, offsets, save, isa=
         qkv = qkv.contiguous()
     sequences = 1
     if offsets is not None:
-        ends = offsets.tolist()
+        ends = offsets.tolist()  # a wrong one would be read beyond the tensor's end
         if ends[0] != 0 or ends[-1] != n["S"] or sorted(ends) != ends or n["B"] != 1:
             raise ValueError(
                 f"attention: offsets must ascend from 0 to S={n['S']} with B=1, got"
@@ -100,9 +103,9 @@ def attention(n, results, qkv, bias, scale, dropout_p, seed, offsets, save, isa=
         bias_strides = (broad[0], broad[1], bias.stride(2))
     b_stride, s_stride, part_stride, h_stride, _ = qkv.stride()
     _C.attention(
-        isa, threads=torch.get_num_threads(), dtype=DTYPES[qkv.dtype], qkv=_address(qkv),
-        bias=_address(bias), offsets=_address(offsets), y=_address(results[0]),
-        lse=_address(results[1]), B=n["B"], S=n["S"], H=n["H"], E=n["E"], sequences=sequences,
+        isa, threads=torch.get_num_threads(), dtype=DTYPES[qkv.dtype], qkv=address(qkv),
+        bias=address(bias), offsets=address(offsets), y=address(results[0]),
+        lse=address(results[1]), B=n["B"], S=n["S"], H=n["H"], E=n["E"], sequences=sequences,
         b_stride=b_stride, s_stride=s_stride, part_stride=part_stride, h_stride=h_stride,
         bias_b_stride=bias_strides[0], bias_h_stride=bias_strides[1], bias_s_stride=bias_strides[2],
         scale=scale, dropout=_dropout(dropout_p, seed),
@@ -113,11 +116,11 @@ def linear_residual(
     n, results, x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed, isa=""
 ) -> None:
     (x, x_stride), (residual, residual_stride) = _rows(x), _rows(residual)
-    weight, bias, gamma = weight.contiguous(), _vector(bias), _vector(gamma)
+    weight, bias, gamma = weight.contiguous(), vector(bias), vector(gamma)
     _C.linear_residual(
         isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
-        y_dtype=DTYPES[residual.dtype], x=_address(x), weight=_address(weight), bias=_address(bias),
-        residual=_address(residual), gamma=_address(gamma), y=_address(results[0]), B=n["B"],
+        y_dtype=DTYPES[residual.dtype], x=address(x), weight=address(weight), bias=address(bias),
+        residual=address(residual), gamma=address(gamma), y=address(results[0]), B=n["B"],
         S=n["S"], K=n["K"], N=n["N"], x_stride=x_stride, residual_stride=residual_stride,
         dropout=_dropout(dropout_p, seed), path=_dropout(drop_path_p, seed),
     )  # fmt: skip
@@ -137,15 +140,15 @@ def mlp(
         "norm_weight": norm_weight, "norm_bias": norm_bias, "fc1_bias": fc1_bias,
         "fc2_bias": fc2_bias, "gamma": gamma,
     }  # fmt: skip
-    vectors = {name: _vector(t) for name, t in vectors.items()}
+    vectors = {name: vector(t) for name, t in vectors.items()}
     y, stats, pre = results
     _C.mlp(
         isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype],
-        w_dtype=DTYPES[fc1_weight.dtype], x=_address(x), fc1_weight=_address(fc1_weight),
-        fc2_weight=_address(fc2_weight), y=_address(y), stats=_address(stats), pre=_address(pre),
+        w_dtype=DTYPES[fc1_weight.dtype], x=address(x), fc1_weight=address(fc1_weight),
+        fc2_weight=address(fc2_weight), y=address(y), stats=address(stats), pre=address(pre),
         B=n["B"], S=n["S"], D=n["D"], F=n["F"], x_stride=x_stride, eps=eps,
         activation=ACTIVATIONS[activation], dropout=_dropout(dropout_p, seed),
-        path=_dropout(drop_path_p, seed), **{name: _address(t) for name, t in vectors.items()},
+        path=_dropout(drop_path_p, seed), **{name: address(t) for name, t in vectors.items()},
     )  # fmt: skip
 
 
@@ -154,15 +157,15 @@ def patch_embed(
 ) -> None:
     weight = weight.contiguous()
     vectors = {"bias": bias, "prefix": prefix, "position": position, "mean": mean, "std": std}
-    vectors = {name: _vector(t) for name, t in vectors.items()}
+    vectors = {name: vector(t) for name, t in vectors.items()}
     b_stride, c_stride, y_stride, x_stride = image.stride()
     _C.patch_embed(
-        isa, threads=torch.get_num_threads(), image_dtype=DTYPES[image.dtype],
-        w_dtype=DTYPES[weight.dtype], image=_address(image), weight=_address(weight),
-        y=_address(results[0]), B=n["B"], C=n["C"], Y=n["Y"], X=n["X"], py=n["py"], px=n["px"],
+        isa, threads=torch.get_num_threads(), image_dtype=IMAGE_DTYPES[image.dtype],
+        w_dtype=DTYPES[weight.dtype], image=address(image), weight=address(weight),
+        y=address(results[0]), B=n["B"], C=n["C"], Y=n["Y"], X=n["X"], py=n["py"], px=n["px"],
         D=n["D"], T=n.get("T", 0), b_stride=b_stride, c_stride=c_stride, y_stride=y_stride,
         x_stride=x_stride, dropout=_dropout(dropout_p, seed),
-        **{name: _address(t) for name, t in vectors.items()},
+        **{name: address(t) for name, t in vectors.items()},
     )  # fmt: skip
 
 

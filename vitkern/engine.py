@@ -1,8 +1,8 @@
 """The packed engine's Python half: packs a ViT's weights once, then one native call per forward.
 
-An engine is a snapshot. `stale()` tells when a parameter was replaced or changed in place since (by
-tensor identity and version counter), and the model then packs a new one. Writes through
-`parameter.data` leave no trace in the version counter: call `model.repack()` after them.
+An engine is a snapshot. `stale()` tells when a parameter was replaced, changed in place or given
+other memory since, and the model then packs a new one. In-place writes through `parameter.data`
+leave no trace: call `model.repack()` after them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import _C, cpu
 
@@ -30,14 +31,30 @@ def why_not(model: ViT, image: Tensor, precision: str) -> str:
         return f"the engine computes in {' or '.join(_WEIGHTS)}, not {precision}"
     if image.device.type != "cpu":
         return f"the packed engine runs on the CPU, the image is on {image.device}"
-    if image.dtype not in cpu.DTYPES:
+    if image.dtype not in cpu.IMAGE_DTYPES:
         return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
-    weight = model.patch_embed.proj.weight
-    if weight.device.type != "cpu" or weight.dtype not in _MODEL_DTYPES:
-        return f"the engine packs fp32 or bf16 on the CPU, not {weight.dtype} on {weight.device}"
-    if weight.is_inference():
-        return "the parameters are inference tensors, whose changes cannot be seen"
+    engine = model._engines.get(precision)
+    return _unpackable(model) if engine is None or engine.stale() else ""
+
+
+def _unpackable(model: ViT) -> str:
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu" or parameter.dtype not in _MODEL_DTYPES:
+            what = f"{parameter.dtype} on {parameter.device}"
+            return f"the engine packs float32 or bfloat16 on the CPU, {name} is {what}"
+        if parameter.is_inference():
+            return f"{name} is an inference tensor, whose changes cannot be seen"
     return ""
+
+
+def _count_fused_steps(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Optimizers with fused=True write parameters behind the version counter's back."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            torch.autograd.graph.increment_version(group["params"])
+
+
+register_optimizer_step_post_hook(_count_fused_steps)
 
 
 class Engine:
@@ -45,12 +62,11 @@ class Engine:
 
     def __init__(self, model: ViT, precision: str, isa: str = "") -> None:
         self.model, self.precision = model, precision
-        c = model.config
+        self._config = c = model.config
         self._watched = [
-            (module._parameters, key, parameter, parameter._version)
+            (module._parameters, key, parameter, *_state(parameter))
             for module in model.modules()
             for key, parameter in module._parameters.items()
-            if parameter is not None
         ]
         self._native = _C.Engine(
             isa, channels=c.channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
@@ -60,10 +76,11 @@ class Engine:
         self._whole_head = c.head == "linear" and c.pool in _POOLS  # else the head runs in PyTorch
         self._grids: OrderedDict[tuple[int, int], tuple] = OrderedDict()
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in model.named_parameters(remove_duplicate=False):
                 self._set(name, parameter.detach())
             self._pixels = [
-                None if t is None else torch.tensor(t, dtype=torch.float32) for t in (c.mean, c.std)
+                None if t is None else torch.tensor(t, dtype=torch.float32, device="cpu")
+                for t in (c.mean, c.std)
             ]
         self._native.finish()
 
@@ -89,9 +106,9 @@ class Engine:
 
     def stale(self) -> bool:
         """Whether a parameter was replaced or changed in place since packing."""
-        return any(
-            parameters.get(key) is not seen or seen._version != version
-            for parameters, key, seen, version in self._watched
+        return self.model.config is not self._config or any(
+            parameters.get(key) is not seen or _state(seen) != (version, address)
+            for parameters, key, seen, version, address in self._watched
         )
 
     def logits(self, image: Tensor) -> Tensor:
@@ -99,28 +116,52 @@ class Engine:
         c = self.model.config
         if not self._whole_head:
             return self.model.forward_head(self.tokens(image))
-        y = torch.empty(image.shape[0], self._native.classes or c.width)
+        y = _empty(image, image.shape[0], self._native.classes or c.width)
         return self._run(image, y, _POOLS[c.pool], head=True)
 
     def tokens(self, image: Tensor) -> Tensor:
         """What `ViT.forward_features` returns: (B, S, D)."""
         c = self.model.config
         patches = (image.shape[2] // c.patch_size) * (image.shape[3] // c.patch_size)
-        y = torch.empty(image.shape[0], c.prefix_tokens + patches, c.width)
+        y = _empty(image, image.shape[0], c.prefix_tokens + patches, c.width)
         return self._run(image, y, _C.Pool.tokens, head=False)
 
     def _run(self, image: Tensor, y: Tensor, pool: _C.Pool, head: bool) -> Tensor:
         c = self.model.config
+        image = image.resolve_neg()  # a lazy minus sign is not in the memory that the kernel reads
         B, _, Y, X = image.shape
         prefix, position, biases = self._of_grid(Y // c.patch_size, X // c.patch_size)
         mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)
         self._native.forward(
-            threads=torch.get_num_threads(), dtype=cpu.DTYPES[image.dtype], image=image.data_ptr(),
-            B=B, Y=Y, X=X, strides=image.stride(), prefix=_address(prefix), T=c.prefix_tokens,
-            position=_address(position), mean=_address(mean), std=_address(std),
-            biases=[b.data_ptr() for b in biases], pool=pool, head=head, y=y.data_ptr(),
+            threads=torch.get_num_threads(), dtype=cpu.IMAGE_DTYPES[image.dtype],
+            image=image.data_ptr(), B=B, Y=Y, X=X, strides=image.stride(),
+            prefix=cpu.address(prefix), T=c.prefix_tokens, position=cpu.address(position),
+            mean=cpu.address(mean), std=cpu.address(std), biases=[b.data_ptr() for b in biases],
+            pool=pool, head=head, y=y.data_ptr(),
         )  # fmt: skip
         return y.to(self.model.patch_embed.proj.weight.dtype)
+
+    def _check_rows(self, patches: int, prefix, position, biases) -> None:
+        """The kernel trusts these shapes: a parameter that was replaced may have changed them."""
+        c = self._config
+        S = c.prefix_tokens + patches
+        wanted = {"prefix": (c.prefix_tokens, c.width), "position": (patches, c.width)}
+        got = {"prefix": prefix, "position": position}
+        if (prefix is None) != (not c.prefix_tokens):
+            raise ValueError(
+                f"ViT: the configuration has {c.prefix_tokens} prefix tokens, the model not"
+            )
+        for name, tensor in got.items():
+            if tensor is not None and tuple(tensor.shape) != wanted[name]:
+                raise ValueError(
+                    f"ViT: {name} rows have shape {tuple(tensor.shape)}, the configuration makes"
+                    f" {wanted[name]}; use set_input_size to change the image size"
+                )
+        if any(tuple(b.shape) != (c.heads, S, S) for b in biases) or len(biases) not in (
+            0,
+            c.depth,
+        ):
+            raise ValueError(f"ViT: attention biases must be ({c.heads}, {S}, {S}) in every block")
 
     def _of_grid(self, grid_y: int, grid_x: int) -> tuple:
         """(prefix, position, attention biases) of an image size, in fp32."""
@@ -132,17 +173,25 @@ class Engine:
                     self.model.attention_bias(i, grid_y, grid_x)
                     for i in range(self.model.config.depth)
                 ]
-                biases = [b.float().contiguous() for b in biases if b is not None]
-                found = (_fp32(prefix), _fp32(position), biases)
+                biases = [cpu.vector(b) for b in biases if b is not None]
+                found = (_copy(prefix), _copy(position), biases)
+                self._check_rows(grid_y * grid_x, *found)
             self._grids[grid_y, grid_x] = found
             while len(self._grids) > _GRIDS_KEPT:
                 self._grids.popitem(last=False)
         return found
 
 
-def _fp32(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.float().contiguous()
+def _copy(t: Tensor | None) -> Tensor | None:
+    """A snapshot in fp32, as the packed weights are one."""
+    return None if t is None else t.to(torch.float32, copy=True).contiguous()
 
 
-def _address(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
+def _state(parameter: Tensor | None) -> tuple[int, int]:
+    """What moves when a parameter is changed in place or given other memory."""
+    return (0, 0) if parameter is None else (parameter._version, parameter.data_ptr())
+
+
+def _empty(image: Tensor, *shape: int) -> Tensor:
+    """What the kernel writes: fp32 on the CPU, whatever the defaults are."""
+    return image.new_empty(shape, dtype=torch.float32)

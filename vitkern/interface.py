@@ -222,9 +222,10 @@ class Interface(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As nn.Module's, with timm's names; another image size's positions are refused by name."""
-        theirs, ours = state_dict.get("pos_embed"), self.pos_embed
-        if theirs is not None and ours is not None and theirs.shape != ours.shape:
-            if theirs.shape[-1] == ours.shape[-1]:
+        theirs = state_dict.get("pos_embed") if isinstance(state_dict, Mapping) else None
+        ours = self.pos_embed
+        if isinstance(theirs, Tensor) and ours is not None and theirs.ndim == ours.ndim:
+            if theirs.shape != ours.shape and theirs.shape[-1] == ours.shape[-1]:
                 raise RuntimeError(
                     f"ViT.load_state_dict: pos_embed has {theirs.shape[1]} positions, the model"
                     f" {ours.shape[1]}: the checkpoint is of another image size. Build the model at"

@@ -17,7 +17,7 @@ from .layers import Dropout, Mlp
 
 PATHS = ("auto", "engine", "fused", "reference")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = frozenset({nn.Parameter, Tensor, type(None)})  # anything else computes in its own way
 
 
@@ -38,7 +38,7 @@ class Watch:
                     self.names.append(f"{name}.{key}" if name else key)
         self.types = [kinds.get(name) for name in self.names]
         self.children = [child for _, _, child in self.slots]
-        self.hooks = [getattr(child, hook) for child in self.children for hook in _HOOKS]
+        self.hooks = [getattr(child, hook) for child in self.children for hook in HOOKS]
         self.own = [child.__dict__ for child in self.children]
         self.parameters = [child._parameters for child in self.children]
         named = list(zip(self.names, self.children, strict=True))
@@ -61,7 +61,7 @@ class Watch:
         if any(self.hooks) or torch_module._has_any_global_hook():
             for index, hook in enumerate(self.hooks):
                 if hook:
-                    return f"{self.names[index // len(_HOOKS)]} has a hook"
+                    return f"{self.names[index // len(HOOKS)]} has a hook"
             return "a global module hook is registered"
         if [own for own in self.own if "forward" in own]:
             for name, own in zip(self.names, self.own, strict=True):
@@ -102,6 +102,10 @@ def _seen_while_compiling(model: nn.Module) -> str:
             return f"{name} has a hook"
         if name and type(module) is not model._kinds.get(name):
             return f"{name} is a {type(module).__name__}, not vitkern's own module"
+        if name and "forward" in module.__dict__:
+            return f"{name}.forward was replaced"
+        if model.training and type(module) is Mlp and module.drop1.p != module.drop2.p:
+            return f"{name} has two dropout rates, the operator takes one"
     return ""
 
 
@@ -111,13 +115,15 @@ def why_not_engine(model: nn.Module, image: Tensor | None, precision: str) -> st
         return "torch.compile or torch.export is tracing"
     if model.training:
         return "the model is in training mode; call model.eval()"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode derivatives are on"
     if torch.is_grad_enabled():
         return "gradients are enabled; use torch.inference_mode() or torch.no_grad()"
     if precision not in PRECISIONS:
         return f"the engine computes in fp32 or bf16, not {precision}"
     if image is not None and type(image) not in (Tensor, nn.Parameter):
         return f"the image is a {type(image).__name__}"
-    reason = _unlike_config(model)
+    reason = unlike_config(model)
     if reason:
         return reason
     try:
@@ -162,6 +168,11 @@ def compute_dtype(model: nn.Module) -> torch.dtype | None:
         return None
     else:
         dtype = PRECISIONS[model.precision]
+    if {dtype, model.dtype} == {torch.float16, torch.bfloat16}:
+        raise ValueError(
+            f"ViT: a {str(model.dtype)[6:]} model cannot compute in {str(dtype)[6:]}: convert it"
+            f" with .to({dtype}) or .float(), or turn autocast or model.precision off"
+        )
     return None if dtype == model.dtype or model.dtype == torch.float64 else dtype
 
 
@@ -201,17 +212,27 @@ def _isa() -> str:
         return f"unknown ({error})"
 
 
-def _unlike_config(model: nn.Module) -> str:
+def unlike_config(model: nn.Module) -> str:
     """The engine is built from the configuration: the modules must still agree with it."""
     c = model.config
     if len(model.blocks) != c.depth:
         return f"the model has {len(model.blocks)} blocks, its configuration {c.depth}"
     if isinstance(model.head, nn.Linear) and model.head.out_features != c.classes:
         return f"the head has {model.head.out_features} outputs, the configuration {c.classes}"
+    proj = model.patch_embed.proj
+    size = (c.patch_size, c.patch_size)
+    shape = (proj.kernel_size, proj.stride, proj.padding, proj.dilation, proj.groups)
+    if shape != (size, size, (0, 0), (1, 1), 1):
+        return f"patch_embed.proj is no projection of {c.patch_size}x{c.patch_size} patches"
+    for i, block in enumerate(model.blocks):
+        if block.attn.heads != c.heads or block.mlp.act.name != c.activation:
+            return f"blocks.{i} has other heads or another activation than the configuration"
     watch = model._watcher or model._watch()  # why_not_fused has just looked
     for name, norm in watch.norms:
         if norm.eps != c.norm_eps:
             return f"{name}.eps is {norm.eps}, the configuration's {c.norm_eps}"
+        if norm.weight is None or norm.bias is None:
+            return f"{name} has no weight or no bias"
     for name, dropout in watch.dropouts:
         if dropout.training and dropout.p:
             return f"{name} is in training mode"

@@ -61,6 +61,7 @@ class Operator:
     differentiable: tuple[str, ...]
     native: str  # "module:function", imported on its first call
     derive: Callable[[dict[str, int]], dict[str, int]] = lambda sizes: {}  # axes from other axes
+    integers: frozenset[str] = frozenset({"seed", "offsets"})  # tensors that need not be floats
 
     @functools.cached_property
     def arguments(self) -> tuple[str, ...]:
@@ -70,6 +71,7 @@ class Operator:
         """The size of every axis letter, or a ValueError that says which tensor disagrees."""
         sizes: dict[str, int] = {}
         owner: dict[str, str] = {}
+        self._check_double(values)
         tensors = {n: values[n] for n in self.axes if values.get(n) is not None}
         device = None
         for name, tensor in tensors.items():
@@ -78,6 +80,11 @@ class Operator:
                 raise ValueError(
                     f"{self.name}: {name} is on {tensor.device}, the tensors before it on {device};"
                     f" move them to one device"
+                )
+            if not (tensor.is_floating_point() or name in self.integers):
+                raise TypeError(
+                    f"{self.name}: {name} is {tensor.dtype}, expected a floating-point tensor;"
+                    f" convert it with {name}.float()"
                 )
             letters, shape = self.axes[name].split(), tuple(tensor.shape)
             if letters[0] == "...":
@@ -104,6 +111,15 @@ class Operator:
                     f" arguments make {letter}={size}"
                 )
         return sizes
+
+    def _check_double(self, values: Mapping[str, object]) -> None:
+        """16 and 32 bits mix (a wide residual stream, narrow weights), float64 with neither."""
+        kinds = {n: values[n].dtype for n in self.differentiable if values.get(n) is not None}
+        if self.name == "patch_embed":
+            kinds.pop("image")  # converted to the weight's dtype as it is read
+        if torch.float64 in kinds.values() and set(kinds.values()) != {torch.float64}:
+            mixed = ", ".join(f"{n} {str(kind)[6:]}" for n, kind in kinds.items())
+            raise TypeError(f"{self.name}: float64 does not mix with other dtypes, got {mixed}")
 
     def _complaint(self, name: str, tensor: Tensor, detail: str = "") -> str:
         wanted = self.axes[name].replace(" ", ", ")

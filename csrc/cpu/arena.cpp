@@ -37,6 +37,9 @@ Lease::Lease(size_t bytes) : block_(nullptr), bytes_(0) {
     pool.erase(pool.begin() + static_cast<std::ptrdiff_t>(best));
     return;
   }
+  pool.reserve(kIdleBlocks);                        // so that giving a block back cannot fail
+  for (const Block& b : pool) std::free(b.memory);  // all too small: larger calls have begun
+  pool.clear();
   const size_t unit = bytes < kHugePage ? 4096 : kHugePage;
   if (bytes > SIZE_MAX - unit) throw std::bad_alloc();
   bytes_ = (bytes / unit + 1) * unit;

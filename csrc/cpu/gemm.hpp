@@ -16,7 +16,7 @@
 // C waits in scratch from slab to slab; after the last one its rows go through the epilogue.
 // Each tile prefetches the next tile's A into L1 and a part of the next block of W into L2:
 // without, 8 % and 15 % of the time are spent waiting for them. Sums over blocks of kKC, not over
-// all of K, also keep the rounding error below a plain BLAS's. A result depends on its own row of A
+// all of K, also keep the rounding error low. A result depends on its own row of A
 // and column of W only: not on M, its tile or its thread.
 #pragma once
 #include "parallel.hpp"

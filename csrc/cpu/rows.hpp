@@ -15,27 +15,35 @@ inline void normalise_row(DType x_type, const void* x, const float* weight, cons
     sum0 = sum0 + load_as(x_type, x, i, D - i);
     if (i + L < D) sum1 = sum1 + load_as(x_type, x, i + L, D - i - L);
   }
-  const float mean = (sum0 + sum1).sum() / static_cast<float>(D);
-  const Vec m = Vec::set(mean);
-  Vec square0 = Vec::set(0), square1 = Vec::set(0);
+  const float count = static_cast<float>(D), rough = (sum0 + sum1).sum() / count;
+  const Vec about = Vec::set(rough);
+  Vec square0 = Vec::set(0), square1 = Vec::set(0), rest0 = Vec::set(0), rest1 = Vec::set(0);
   for (int64_t i = 0; i < D; i += 2 * L) {
-    const Vec c0 = (load_as(x_type, x, i, D - i) - m).keep_first(D - i, 0);
+    const Vec c0 = (load_as(x_type, x, i, D - i) - about).keep_first(D - i, 0);
     square0 = fma(c0, c0, square0);
+    rest0 = rest0 + c0;
     if (i + L < D) {
-      const Vec c1 = (load_as(x_type, x, i + L, D - i - L) - m).keep_first(D - i - L, 0);
+      const Vec c1 = (load_as(x_type, x, i + L, D - i - L) - about).keep_first(D - i - L, 0);
       square1 = fma(c1, c1, square1);
+      rest1 = rest1 + c1;
     }
   }
-  const float rstd = 1 / sqrtf((square0 + square1).sum() / static_cast<float>(D) + eps);
+  // The rounding of the first sum: a row of equal numbers would see it times 1 / sqrt(eps). Where
+  // the row has a spread, it is noise below the rounding of this second sum.
+  const float spread = (square0 + square1).sum() / count, rest = (rest0 + rest1).sum() / count;
+  const bool narrow = rest * rest > 1e-8f * spread;
+  const float mean = narrow ? rough + rest : rough;
+  const float variance = narrow ? fmaxf(spread - rest * rest, 0) : spread;
+  const float rstd = 1 / sqrtf(variance + eps);
   if (stats) {
     stats[0] = mean;
     stats[1] = rstd;
   }
-  const Vec r = Vec::set(rstd);
+  const Vec m = Vec::set(mean), r = Vec::set(rstd);
   for (int64_t i = 0; i < D; i += L) {
     Vec v = (load_as(x_type, x, i, D - i) - m) * r;
-    const Vec shift = bias ? Vec::load(bias + i, D - i) : Vec::set(0);
-    v = weight ? fma(v, Vec::load(weight + i, D - i), shift) : v + shift;
+    const Vec add = bias ? Vec::load(bias + i, D - i) : Vec::set(0);
+    v = weight ? fma(v, Vec::load(weight + i, D - i), add) : v + add;
     store_as(y_type, y, i, v, D - i);
   }
 }

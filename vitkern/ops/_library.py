@@ -32,7 +32,27 @@ def define(op: Operator) -> Callable:
     _LIBRARY.impl(op.name, _checked_reference(op), "CompositeExplicitAutograd")
     _LIBRARY.impl(op.name, _cpu(op), "CPU")
     _define_backward(op)
-    return getattr(torch.ops.vitkern, op.name).default
+    return _transformable(op)
+
+
+def _transformable(op: Operator) -> Callable:
+    """The torch operator, or its reference under torch.func and forward-mode derivatives.
+
+    Those look inside a function; an opaque operator would give them zeros.
+    """
+    opaque = getattr(torch.ops.vitkern, op.name).default
+    forward_mode = torch.autograd.forward_ad
+
+    def call(*args):
+        if not torch.compiler.is_compiling() and (
+            torch._C._functorch.peek_interpreter_stack() is not None
+            or forward_mode._current_level >= 0
+        ):
+            op.bind(_named(op, args))
+            return _bare(op.reference(*args))
+        return opaque(*args)
+
+    return call
 
 
 def _named(op: Operator, args: tuple) -> Mapping[str, object]:
@@ -82,17 +102,17 @@ def _cpu(op: Operator) -> Callable:
 
 
 def _define_backward(op: Operator) -> None:
-    """`op`_backward(grad, arguments, results, needs) -> the gradients asked for, in argument order.
+    """`op`_backward(grad, arguments, saved, needs) -> the gradients asked for, in argument order.
 
     An operator of its own, so that torch.compile sees one opaque node and a fused kernel can
     replace it without a change of schema.
     """
     name, count = f"{op.name}_backward", len(op.arguments)
-    _LIBRARY.define(f"{name}(Tensor grad, {op.schema}, Tensor[] results, bool[] needs) -> Tensor[]")
+    _LIBRARY.define(f"{name}(Tensor grad, {op.schema}, Tensor[] saved, bool[] needs) -> Tensor[]")
 
     def call(grad: Tensor, *rest) -> list[Tensor]:
-        args, (results, needs) = rest[:count], rest[count:]
-        return op.backward(grad, args, results, _named_needs(op, needs))
+        args, (saved, needs) = rest[:count], rest[count:]
+        return op.backward(grad, args, saved, _named_needs(op, needs))
 
     def fake(grad: Tensor, *rest) -> list[Tensor]:
         args, needs = rest[:count], rest[-1]
@@ -109,7 +129,12 @@ def _define_backward(op: Operator) -> None:
         ctx.places = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*(inputs[i] for i in ctx.places), *output)
+        if not _named(op, inputs).get("save", True):
+            raise RuntimeError(
+                f"{op.name}: an argument requires a gradient, so pass save=True"
+                f" (vitkern.ops.{op.name} does it by itself)"
+            )
+        ctx.save_for_backward(*(inputs[i] for i in ctx.places), *output[1:])
 
     def backward(ctx, grad, *_):
         if grad is None:
@@ -121,12 +146,22 @@ def _define_backward(op: Operator) -> None:
             bool(need) and name in op.differentiable
             for name, need in zip(op.arguments, ctx.needs_input_grad, strict=False)
         ]
+        if torch.is_grad_enabled():  # a derivative of this one will be asked for: by the definition
+            return _differentiate_reference(op, grad, args, needs)
         grads = iter(backward_op(grad, *args, list(saved[len(ctx.places) :]), needs))
         return tuple(next(grads) if need else None for need in needs)
 
     torch.library.register_autograd(
         f"vitkern::{op.name}", backward, setup_context=setup_context, lib=_LIBRARY
     )
+
+
+def _differentiate_reference(op: Operator, grad: Tensor, args: list, needs: list[bool]) -> tuple:
+    """Gradients as functions of the arguments and of grad, for derivatives of higher order."""
+    wanted = [a for a, need in zip(args, needs, strict=True) if need]
+    y = op.reference(*args)[0]
+    grads = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
+    return tuple(next(grads) if need else None for need in needs)
 
 
 def _named_needs(op: Operator, needs: list[bool]) -> frozenset[str]:

@@ -9,9 +9,14 @@ def wide(t: Tensor) -> Tensor:
     return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
 
 
+def flat(t: Tensor) -> Tensor:
+    """t as rows: (M, last axis), also when either is empty."""
+    return t.reshape(t.shape[:-1].numel(), t.shape[-1])
+
+
 def row_stats(x: Tensor, eps: float) -> Tensor:
     """Mean and 1 / sqrt(var + eps) of each row: (M, 2), at least fp32."""
-    rows = wide(x).reshape(-1, x.shape[-1])
+    rows = flat(wide(x))
     if not rows.shape[1]:
         return rows.new_zeros(rows.shape[0], 2)
     mean = rows.mean(1)
@@ -38,12 +43,12 @@ def norm_backward(
 
 def rows_sum(t: Tensor) -> Tensor:
     """Sum over all axes but the last."""
-    return t.reshape(-1, t.shape[-1]).sum(0)
+    return flat(t).sum(0)
 
 
 def outer(grad: Tensor, x: Tensor) -> Tensor:
     """grad^T x over all rows: the gradient of a Linear's weight, (N, K)."""
-    return grad.reshape(-1, grad.shape[-1]).mT @ x.reshape(-1, x.shape[-1])
+    return flat(grad).mT @ flat(x)
 
 
 def ordered(needs: frozenset[str], names: tuple[str, ...], grads: dict, args: dict) -> list[Tensor]:

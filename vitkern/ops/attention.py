@@ -38,9 +38,7 @@ def reference(
     return y.transpose(1, 2).contiguous(), lse  # (B, S, H, E), (B, H, S)
 
 
-def backward(
-    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
-) -> list[Tensor]:
+def backward(grad: Tensor, args: tuple, saved: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     qkv, bias, scale, p, seed, offsets, _ = args
     q, k, v = (wide(t).transpose(1, 2) for t in qkv.unbind(2))  # (B, H, S, E)
@@ -84,10 +82,6 @@ def _thirds(shape: list[int], g: torch.Generator, n: Axes) -> Tensor:
     return torch.tensor([0, S // 3, S // 3 + S // 5, S], dtype=torch.int32)
 
 
-def _seed(shape: list[int], g: torch.Generator, n: Axes) -> Tensor:
-    return torch.randint(2**62, (1,), generator=g)
-
-
 _CASES = (
     {"B": 1, "S": 1, "H": 1, "E": 1},
     {"B": 0, "S": 5, "H": 2, "E": 8},
@@ -126,7 +120,7 @@ register(
         formula="y = dropout(softmax(q k^T * scale), p) v",
         inputs=("qkv", "seed"),
         scalars={**_PLAIN, "dropout_p": 0.3},
-        makers={"seed": _seed},
+        makers={"seed": philox.make_seed},
         flops=_flops,
         cases=_CASES,
         bench=(),
@@ -183,3 +177,10 @@ def _check_offsets(qkv: Tensor, bias: Tensor | None, offsets: Tensor) -> None:
             f"attention: offsets must be int32 of at least two elements, got {offsets.dtype} of"
             f" shape {tuple(offsets.shape)}"
         )
+    if offsets.device.type == "cpu":  # elsewhere a look would wait for the device
+        ends = offsets.tolist()
+        if ends[0] != 0 or ends[-1] != qkv.shape[1] or sorted(ends) != ends:
+            raise ValueError(
+                f"attention: offsets must ascend from 0 to S={qkv.shape[1]}, got {ends[:4]}"
+                f"{'...' if len(ends) > 4 else ''}"
+            )

@@ -18,13 +18,11 @@ def reference(
     return y.contiguous(), row_stats(x, eps) if save else wide(x.new_empty(0))
 
 
-def backward(
-    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
-) -> list[Tensor]:
+def backward(grad: Tensor, args: tuple, saved: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
-    xhat = normalised(given["x"], results[1])
+    xhat = normalised(given["x"], saved[0])
     dx, dweight, dbias = norm_backward(
-        wide(grad), xhat, results[1][:, 1].to(xhat.dtype), given["weight"]
+        wide(grad), xhat, saved[0][:, 1].to(xhat.dtype), given["weight"]
     )
     grads = {"x": lambda: dx, "weight": lambda: dweight, "bias": lambda: dbias}
     return ordered(needs, OP.arguments, grads, given)

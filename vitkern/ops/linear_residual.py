@@ -8,7 +8,6 @@ from torch import Tensor
 from ..registry import Operator, OpSpec, register
 from . import _library, philox
 from ._wide import ordered, outer, rows_sum, wide
-from .attention import _seed
 
 
 def branch(
@@ -52,9 +51,7 @@ def reference(
     return ((residual + y.to(residual.dtype)).contiguous(),)
 
 
-def backward(
-    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
-) -> list[Tensor]:
+def backward(grad: Tensor, args: tuple, saved: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     x, weight, bias, _, gamma, dropout_p, drop_path_p, seed = args
     raw = branch_backward(grad, dropout_p, drop_path_p, seed)  # before gamma
@@ -63,7 +60,7 @@ def backward(
         "x": lambda: scaled @ wide(weight),
         "weight": lambda: outer(scaled, wide(x)),
         "bias": lambda: rows_sum(scaled),
-        "residual": lambda: grad,
+        "residual": lambda: grad.clone(),  # an operator must not return its own argument
         "gamma": lambda: gamma_grad(outer(raw, wide(x)), rows_sum(raw), weight, bias),
     }
     return ordered(needs, OP.arguments, grads, given)
@@ -106,7 +103,7 @@ def _spec(
         formula=formula,
         inputs=inputs,
         scalars={"dropout_p": p, "drop_path_p": path},
-        makers={"seed": _seed},
+        makers={"seed": philox.make_seed},
         flops=lambda n: 2 * n["B"] * n["S"] * n["N"] * (n["K"] + 1),
         cases=_CASES,
         bench=bench,

@@ -8,7 +8,6 @@ from torch import Tensor
 from ..registry import Operator, OpSpec, register
 from . import _library, activations, philox
 from ._wide import norm_backward, normalised, ordered, outer, row_stats, rows_sum, wide
-from .attention import _seed
 from .linear_residual import branch, branch_backward, gamma_grad
 
 
@@ -38,13 +37,11 @@ def reference(
     return (x + y.to(x.dtype)).contiguous(), stats, pre if save else fc1_weight.new_empty(0)
 
 
-def backward(
-    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
-) -> list[Tensor]:
+def backward(grad: Tensor, args: tuple, saved: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     activation, p, seed = given["activation"], given["dropout_p"], given["seed"]
     gamma, norm_weight = given["gamma"], given["norm_weight"]
-    _, stats, pre = results
+    stats, pre = saved
     pre = wide(pre)
     hidden = philox.dropout(activations.activation(activation)(pre), p, seed, philox.HIDDEN)
     raw = branch_backward(grad, p, given["drop_path_p"], seed)  # before gamma
@@ -114,7 +111,7 @@ def _spec(suffix: str, activation: str, formula: str, inputs, p=0.0, path=0.0, b
         formula=formula,
         inputs=inputs,
         scalars={"activation": activation, "eps": 1e-6, "dropout_p": p, "drop_path_p": path},
-        makers={"seed": _seed},
+        makers={"seed": philox.make_seed},
         flops=lambda n: 4 * n["B"] * n["S"] * n["D"] * n["F"],
         cases=(
             {"B": 1, "S": 1, "D": 1, "F": 1},

@@ -27,11 +27,9 @@ def reference(
     return y, stats, pre if save and activation != "none" else weight.new_empty(0)
 
 
-def backward(
-    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
-) -> list[Tensor]:
+def backward(grad: Tensor, args: tuple, saved: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
-    _, stats, pre = results
+    stats, pre = saved
     dpre = activations.backward(given["activation"], wide(grad), wide(pre))
     xhat = normalised(given["x"], stats)
     dx, dnorm_weight, dnorm_bias = norm_backward(

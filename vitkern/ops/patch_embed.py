@@ -9,7 +9,6 @@ from torch import Tensor
 from ..registry import Operator, OpSpec, register
 from . import _library, philox
 from ._wide import ordered, outer, rows_sum, wide
-from .attention import _seed
 
 
 def _pixels(image: Tensor, dtype: torch.dtype, mean: Tensor | None, std: Tensor | None) -> Tensor:
@@ -57,9 +56,7 @@ def reference(
     return (philox.dropout(y, dropout_p, seed).contiguous(),)
 
 
-def backward(
-    grad: Tensor, args: tuple, results: list[Tensor], needs: frozenset[str]
-) -> list[Tensor]:
+def backward(grad: Tensor, args: tuple, saved: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     image, weight, _, prefix, _, mean, std, dropout_p, seed = args
     py, px = weight.shape[2:]
@@ -114,6 +111,7 @@ OP = Operator(
     differentiable=("image", "weight", "bias", "prefix", "position"),
     native="vitkern.cpu:patch_embed",
     derive=_tokens,
+    integers=frozenset({"image", "seed"}),
 )
 
 
@@ -148,7 +146,8 @@ def _spec(suffix: str, formula: str, inputs: tuple[str, ...], p: float = 0.0, be
         formula=formula,
         inputs=inputs,
         scalars={"dropout_p": p},
-        makers={"seed": _seed, "std": _positive} | ({"image": _bytes} if "uint8" in suffix else {}),
+        makers={"seed": philox.make_seed, "std": _positive}
+        | ({"image": _bytes} if "uint8" in suffix else {}),
         flops=lambda n: 2 * n["B"] * n["N"] * n["D"] * n["C"] * n["py"] * n["px"],
         cases=_CASES,
         bench=bench,

@@ -74,6 +74,11 @@ def drop_path(x: Tensor, p: float, seed: Tensor | None) -> Tensor:
     return torch.where(keep, x * scale(p), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
+def make_seed(shape: list[int], g: torch.Generator, axes: object) -> Tensor:
+    """A seed for a test case (registry.OpSpec.makers)."""
+    return torch.randint(2**62, (1,), generator=g)
+
+
 def check(op: str, seed: Tensor | None, **probabilities: float) -> None:
     """A clear error for a probability outside [0, 1] or a missing seed."""
     for name, p in probabilities.items():

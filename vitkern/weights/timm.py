@@ -94,6 +94,8 @@ def config_of(model: nn.Module) -> ViTConfig:
         _refuse("attention pooling (map, prr) is not supported")
     if not len(model.blocks):
         _refuse("the model has no blocks")
+    if type(model.head) not in (nn.Linear, nn.Identity):
+        _refuse(f"the head is a {type(model.head).__name__}, expected a Linear or none")
     proj, blocks = _patch_projection(model), _blocks(model)
     tokens = {"class_token": model.cls_token is not None, "registers": int(model.num_reg_tokens)}
     return ViTConfig(
@@ -156,7 +158,7 @@ def _norms(model: nn.Module) -> dict[str, Any]:
 def _eps(model: nn.Module) -> float:
     norms = [model.norm, model.fc_norm, model.norm_pre]
     for block in model.blocks:
-        norms += [block.norm1, block.norm2]
+        norms += [block.norm1, block.norm2, block.attn.q_norm, block.attn.k_norm]
     found = set()
     for norm in norms:
         if _absent(norm):
