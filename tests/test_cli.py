@@ -207,7 +207,9 @@ def test_classify_takes_long_thin_and_tiny_images(capsys, checkpoint, tmp_path):
     assert run(capsys, "classify", *paths, "--weights", checkpoint)[0] == 0
 
 
-@pytest.mark.parametrize("case", ["absent", "broken", "foreign", "headless", "model", "top"])
+@pytest.mark.parametrize(
+    "case", ["absent", "broken", "foreign", "headless", "model", "top", "nan", "numbers"]
+)
 def test_classify_refuses(capsys, case, checkpoint, photo, tmp_path):
     path, extra = tmp_path / "w.pt", ()
     if case == "broken":
@@ -216,11 +218,20 @@ def test_classify_refuses(capsys, case, checkpoint, photo, tmp_path):
         torch.save({"layer.weight": torch.zeros(2)}, path)
     elif case == "headless":
         torch.save(ViT("Ti/16", image_size=32, classes=0).state_dict(), path)
+    elif case == "nan":
+        bad = ViT("Ti/16", image_size=32, classes=5)
+        torch.nn.init.constant_(bad.norm.bias, float("nan"))
+        torch.nn.init.ones_(bad.head.weight)
+        torch.save({"model": {f"module.{k}": v for k, v in bad.state_dict().items()}}, path)
+    elif case == "numbers":
+        torch.save({"pos_embed": 4, "patch_embed.proj.weight": 3}, path)
     elif case in ("model", "top"):
         path, extra = checkpoint, ("--model", "S/16") if case == "model" else ("--top", "0")
     said = {
-        "absent": "no such weights file",
-        "broken": "not a checkpoint",
+        "absent": "there is no file",
+        "broken": "is no torch file",
+        "nan": "answers NaN",
+        "numbers": "is no tensor",
         "foreign": "not timm's layout",
         "headless": "no classifier",
         "model": "does not fit S/16",
@@ -231,7 +242,9 @@ def test_classify_refuses(capsys, case, checkpoint, photo, tmp_path):
     assert said in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize("text", ["{", "3", json.dumps(["x"] * 9), '{"a": "b"}'])
+@pytest.mark.parametrize(
+    "text", ["{", "3", "[]", json.dumps(["x"] * 9), json.dumps(["x"]), '{"a": "b"}']
+)
 def test_classify_refuses_other_class_names(capsys, checkpoint, photo, tmp_path, text):
     names = tmp_path / "names.json"
     names.write_text(text)

@@ -40,7 +40,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     if given.top < 1:
         raise ValueError(f"--top {given.top}: ask for at least one answer")
-    model = build(load(given.weights), given.model, given.weights)
+    from ..weights import timm
+
+    state = timm.unwrapped(timm.read(given.weights))
+    model = build(state, given.model, given.weights)
     names = class_names(given.classes, model.config.classes)
     answers = list(classify(model, given, names))
     if given.json:
@@ -57,32 +60,6 @@ def run(given: argparse.Namespace) -> int:
     return 1 if any("error" in answer for answer in answers) else 0
 
 
-def load(path: pathlib.Path) -> dict:
-    """The state dict in a checkpoint file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such weights file")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        import torch
-
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except ImportError as error:
-        raise ImportError(
-            "reading .safetensors needs the package: pip install safetensors"
-        ) from error
-    except Exception as error:  # each format has its own kind of complaint about a broken file
-        raise ValueError(f"{path}: not a checkpoint that can be read ({error})") from error
-    for key in ("model", "state_dict"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-    if not isinstance(state, dict):
-        raise ValueError(f"{path}: holds a {type(state).__name__}, expected a state dict")
-    return state
-
-
 def build(state: dict, name: str | None, path: pathlib.Path):
     """The model these weights belong to, in eval mode."""
     from .. import ViT
@@ -94,7 +71,8 @@ def build(state: dict, name: str | None, path: pathlib.Path):
         model.load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise ValueError(
-            f"{path} does not fit {variant}: name the right one with --model ({error})"
+            f"{path} does not fit {variant}: name the right one with --model"
+            f" ({' '.join(str(error).split()[:40])} ...)"
         ) from error
     if not model.config.classes:
         raise ValueError(f"{path} has no classifier (head.weight): it cannot name anything")
@@ -112,9 +90,7 @@ def recognise(state: dict, path: pathlib.Path) -> tuple[str, dict]:
         raise ValueError(
             f"{path}: not timm's layout of a ViT ({error} is missing or odd): name it with --model"
         ) from error
-    depth = 1 + max(
-        (int(key.split(".")[1]) for key in state if key.startswith("blocks.")), default=-1
-    )
+    depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
     side = round((rows - 1) ** 0.5)
     for variant, (width, blocks, _, _) in VARIANTS.items():
         if (width, blocks) == (D, depth) and side * side == rows - 1:
@@ -134,21 +110,19 @@ def class_names(path: pathlib.Path | None, count: int) -> list[str]:
         found = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error})") from error
-    pairs = (
-        enumerate(found)
-        if isinstance(found, list)
-        else found.items()
-        if isinstance(found, dict)
-        else ()
-    )
-    for index, name in pairs:
+    if isinstance(found, list):
+        found = dict(enumerate(found))
+    if not isinstance(found, dict) or len(found) != count:
+        raise ValueError(f"{path}: holds other classes than the model's {count}")
+    for index, name in found.items():
         try:
-            names[int(index)] = str(name[-1] if isinstance(name, list) else name).replace("_", " ")
-        except (ValueError, IndexError) as error:
+            label = name[-1] if isinstance(name, list) else name
+            names[int(index)] = label.replace("_", " ")
+        except (ValueError, IndexError, AttributeError) as error:
             raise ValueError(
                 f"{path}: {index!r}: {name!r} is not a class index and a name"
             ) from error
-    if not pairs or len(names) > count:
+    if len(names) > count:
         raise ValueError(f"{path}: holds other classes than the model's {count}")
     return [names[i] for i in range(count)]
 
@@ -175,7 +149,12 @@ def classify(model, given: argparse.Namespace, names: list[str]):
         rows = iter(())
         if pixels:
             with torch.inference_mode():
-                rows = iter(model(torch.stack(list(pixels.values()))).float().softmax(-1))
+                logits = model(torch.stack(list(pixels.values()))).float()
+            if not logits.isfinite().all():
+                raise ValueError(
+                    f"{given.weights}: the model answers NaN or Inf: its weights are bad"
+                )
+            rows = iter(logits.softmax(-1))
         shares = {path: next(rows) for path in pixels}
         for path in paths:
             if path in errors:

@@ -36,7 +36,7 @@ def load(
     Files are read without running code from them (safetensors, or torch's weights_only).
     """
     state = dict(source) if isinstance(source, Mapping) else read(source)
-    state = _unwrapped(state)
+    state = unwrapped(state)
     if "dist_token" in state:
         raise ValueError("timm.load: a distilled DeiT (dist_token, two heads) is not supported")
     head = state.get("head.weight")
@@ -233,12 +233,16 @@ def _resized(position: Tensor, c: ViTConfig) -> Tensor:
     return torch.cat([position[0, :T], rows])[None]
 
 
-def _unwrapped(state: dict[str, Any]) -> dict[str, Any]:
+def unwrapped(state: dict[str, Any]) -> dict[str, Any]:
+    """The model's own tensors, out of a training checkpoint's wrapping."""
     for key in _WRAPPERS:
         if isinstance(state.get(key), Mapping):
             state = dict(state[key])
     if state and all(name.startswith("module.") for name in state):  # DataParallel's prefix
         state = {name.removeprefix("module."): value for name, value in state.items()}
+    odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise ValueError(f"timm.load: {odd[0]!r} is no tensor: this is not a state dict of a model")
     return state
 
 
