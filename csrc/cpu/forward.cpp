@@ -251,16 +251,17 @@ void forward(const forward_args& a) {
                              rest ? together.shared() + a.threads * together.per_thread : 0);
   if (!a.B) return;
   const Lease lease(floats * sizeof(float));
-  if (whole)
+  if (whole) {
+    int64_t next = 0;  // first image nobody has taken: a thread that is held up takes fewer
     run_team(a.threads, [&](const Team& all) {
-      for (int64_t part = all.rank; part < a.threads;
-           part += all.size) {  // fewer threads came: take over their parts
-        const Team mine{0, 1};
-        const int64_t images = whole / a.threads;
-        run_images(a, image, alone, mine, {part * images, (part + 1) * images},
-                   lease.floats() + part * each);
+      float* const memory = lease.floats() + all.rank * each;
+      for (;;) {
+        const int64_t first = __atomic_fetch_add(&next, alone.G, __ATOMIC_RELAXED);
+        if (first >= whole) break;
+        run_images(a, image, alone, Team{0, 1}, {first, min(whole, first + alone.G)}, memory);
       }
     });
+  }
   if (rest)
     run_team(a.threads, [&](const Team& team) {
       run_images(a, image, together, team, {whole, a.B}, lease.floats());
