@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import timm_import
 from vitkern.registry import OpSpec
 
 
@@ -41,23 +42,10 @@ def eager(spec: OpSpec, arguments: list) -> dict[str, Callable[[], object]]:
 
 
 def timm_model(name: str):
-    """timm's model of this name with random weights, or None where timm cannot be imported.
-
-    No torchvision build exists for the CPU build of PyTorch: declaring the schemas of its compiled
-    operators is enough for the Python part that timm imports.
-    """
-    try:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for operator in ("nms", "qnms"):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _KEPT.append(library)
-    except RuntimeError:  # a complete torchvision, or an earlier call, has declared them
-        pass
+    """timm's model of this name with random weights, or None where timm cannot be imported."""
+    timm_import.prepare()
     try:
         import timm
     except (ImportError, RuntimeError):
         return None
     return timm.create_model(name).eval()
-
-
-_KEPT: list[torch.library.Library] = []  # a library's operators die with it

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from timm_import import import_timm
 from tiny_models import PATHS, check_error, force
 
 import vitkern
+from benchmarks import timm_import
 from vitkern import ViT, ViTConfig
 from vitkern.weights import timm as timm_weights
 
-timm = import_timm()
+timm_import.prepare()
+timm = pytest.importorskip("timm", exc_type=ImportError)
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
 TINY = dict(img_size=(24, 16), patch_size=4, embed_dim=32, depth=3, num_heads=2, num_classes=37)

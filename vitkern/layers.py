@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from . import ops, positions
 from .config import ViTConfig
-
-HIDDEN = 2  # the random stream of the MLP's hidden rows; 0 is for results
+from .ops import philox
 
 
 def draw_seeds(count: int, device: torch.device) -> Tensor:
@@ -24,7 +23,7 @@ def draw_seeds(count: int, device: torch.device) -> Tensor:
 class Dropout(nn.Module):
     """Dropout whose mask is a pure function of (seed, stream, element index)."""
 
-    def __init__(self, p: float, stream: int = 0) -> None:
+    def __init__(self, p: float, stream: int = philox.ELEMENTS) -> None:
         super().__init__()
         self.p, self.stream = p, stream
 
@@ -36,8 +35,7 @@ class Dropout(nn.Module):
         if not self.rate:
             return x
         seed = draw_seeds(1, x.device) if seed is None else seed
-        keep = ops.dropout_mask(seed, self.p, tuple(x.shape), self.stream)
-        return torch.where(keep, x * (1 / (1 - self.p)), torch.zeros_like(x))
+        return philox.dropout(x, self.p, seed, self.stream)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -50,8 +48,7 @@ class DropPath(Dropout):
         if not self.rate:
             return x
         seed = draw_seeds(1, x.device) if seed is None else seed
-        keep = ops.drop_path_mask(seed, self.p, x.shape[0]).view(-1, *[1] * (x.ndim - 1))
-        return torch.where(keep, x * (1 / (1 - self.p)), torch.zeros_like(x))
+        return philox.drop_path(x, self.p, seed)
 
 
 class Activation(nn.Module):
@@ -135,7 +132,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(c.width, c.mlp_width, **made)
         self.act = Activation(c.activation)
-        self.drop1 = Dropout(c.projection_dropout, HIDDEN)
+        self.drop1 = Dropout(c.projection_dropout, philox.HIDDEN)
         self.fc2 = nn.Linear(c.mlp_width, c.width, **made)
         self.drop2 = Dropout(c.projection_dropout)
 

@@ -114,9 +114,8 @@ class Operator:
 
     def _check_double(self, values: Mapping[str, object]) -> None:
         """16 and 32 bits mix (a wide residual stream, narrow weights), float64 with neither."""
-        kinds = {n: values[n].dtype for n in self.differentiable if values.get(n) is not None}
-        if self.name == "patch_embed":
-            kinds.pop("image")  # converted to the weight's dtype as it is read
+        names = [n for n in self.differentiable if n not in self.integers]  # pixels are converted
+        kinds = {n: values[n].dtype for n in names if values.get(n) is not None}
         if torch.float64 in kinds.values() and set(kinds.values()) != {torch.float64}:
             mixed = ", ".join(f"{n} {str(kind)[6:]}" for n, kind in kinds.items())
             raise TypeError(f"{self.name}: float64 does not mix with other dtypes, got {mixed}")

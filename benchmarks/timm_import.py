@@ -4,22 +4,22 @@ torchvision's Python code registers fake kernels for compiled operators that are
 declaring their schemas first is enough, as timm's models use none of them.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import pathlib
 
-import pytest
 import torch
 
 
-def import_timm():
-    """The timm module; skips the test, with the reason, where it cannot be imported."""
+def prepare() -> None:
+    """Call it before `import timm`; does nothing where torchvision is complete or absent."""
     spec = importlib.util.find_spec("torchvision")
     if spec is not None and not _KEPT and not _loads(pathlib.Path(spec.origin).parent):
         _declare()
-    return pytest.importorskip("timm", exc_type=ImportError)
 
 
-def _loads(folder):
+def _loads(folder: pathlib.Path) -> bool:
     """Whether torchvision's compiled operators are of this build of PyTorch."""
     try:
         for library in folder.glob("_C*.so"):
@@ -29,11 +29,11 @@ def _loads(folder):
     return hasattr(torch.ops.torchvision, "nms")
 
 
-def _declare():
+def _declare() -> None:
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _KEPT.append(library)
 
 
-_KEPT = []  # a library's schemas live as long as it does
+_KEPT: list[torch.library.Library] = []  # a library's schemas live as long as it does
