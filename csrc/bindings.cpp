@@ -99,7 +99,7 @@ EngineConfig config_from(const py::kwargs& kw) {
   EngineConfig c{};
   INTO(c, channels), INTO(c, patch_y), INTO(c, patch_x), INTO(c, width), INTO(c, heads),
       INTO(c, mlp_width);
-  INTO(c, depth), INTO(c, eps), INTO(c, activation), INTO(c, weights);
+  INTO(c, depth), INTO(c, eps), INTO(c, activation), INTO(c, precision);
   return c;
 }
 
@@ -144,6 +144,10 @@ PYBIND11_MODULE(_C, m) {
       .value("f32", DType::f32)
       .value("bf16", DType::bf16)
       .value("u8", DType::u8);
+  py::enum_<Precision>(m, "Precision")
+      .value("fp32", Precision::fp32)
+      .value("tf32", Precision::tf32)
+      .value("bf16", Precision::bf16);
   py::enum_<Activation>(m, "Activation")
       .value("none", Activation::none)
       .value("gelu", Activation::gelu)

@@ -108,6 +108,7 @@ struct Case {
   Isa isa;
   DType dtype;
   int threads;
+  Precision precision() const { return dtype == DType::f32 ? Precision::fp32 : Precision::bf16; }
   std::string name(const char* kernel) const {
     return std::string(kernel) + " " + isa_name(isa) + (dtype == DType::f32 ? " f32" : " bf16");
   }
@@ -281,7 +282,7 @@ void test_patch_embed(const Case& c, int64_t B, int64_t C, int64_t Y, int64_t X,
 void test_engine(const Case& c, int64_t B) {
   constexpr int64_t C = 3, p = 4, Y = 12, X = 8, D = 30, H = 3, F = 50, T = 2, kClasses = 7,
                     kDepth = 2;
-  Engine engine(c.isa, {C, p, p, D, H, F, kDepth, 1e-6f, Activation::gelu, c.dtype});
+  Engine engine(c.isa, {C, p, p, D, H, F, kDepth, 1e-6f, Activation::gelu, c.precision()});
   const auto matrix = [&](const std::string& name, int64_t N, int64_t K) {
     Array w(DType::f32, N * K), b(DType::f32, N);
     engine.set_matrix(name + ".weight", DType::f32, w.data(), N, K);

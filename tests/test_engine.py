@@ -6,9 +6,11 @@ import gc
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from vitkern import _C, ViT, ViTConfig, cpu
 from vitkern.engine import Engine
+from vitkern.paths import PRECISIONS
 from vitkern.registry import Error
 
 TINY = ViTConfig(image_size=48, patch_size=8, width=60, depth=3, heads=3, mlp_width=130, classes=11)
@@ -80,7 +82,48 @@ def test_bf16_is_at_least_as_exact_as_torch_bf16(isa, images):
     )
 
 
-@pytest.mark.parametrize("precision", ("fp32", "bf16"))
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    """x with 10 bits of mantissa, to nearest even, as a GPU's TF32 unit reads it."""
+    bits = x.float().view(torch.int32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
+
+
+class Tf32Products(torch.overrides.TorchFunctionMode):
+    """PyTorch whose matrix products round their factors to TF32."""
+
+    PRODUCTS = (F.linear, F.conv2d, F.scaled_dot_product_attention)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in self.PRODUCTS:
+            factors = 3 if function is F.scaled_dot_product_attention else 2
+            args = (*(tf32(t) for t in args[:factors]), *args[factors:])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("isa", cpu.isas())
+@pytest.mark.parametrize("changes", [{}, {"width": 96, "heads": 1, "mlp_width": 1600}], ids=str)
+def test_tf32_is_more_exact_than_tf32_units(changes, isa, images):
+    model = tiny(**changes)
+    truth, _ = truth_and_torch(model, images)
+    with torch.inference_mode():
+        model.path = "reference"
+        with Tf32Products():
+            units = model(images)
+        ours = Engine(model, "tf32", isa=isa).logits(images)
+    error, yardstick = Error.of(ours, truth), Error.of(units, truth)
+    assert error.within(yardstick, (0.5, 0.5), torch.float32), f"{error} against {yardstick}"
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_the_class_row_alone_has_the_bits_of_all_rows(isa, precision, images):
+    """The last block computes one row of each image when only that one is pooled."""
+    model = tiny(classes=0)
+    engine = Engine(model, precision, isa=isa)
+    assert torch.equal(engine.logits(images), engine.tokens(images)[:, 0])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_a_batch_gives_the_bits_of_its_images(isa, precision, images):
     """Whatever the batch size and the number of threads."""
@@ -296,7 +339,7 @@ def test_engine_dies_with_its_model():
 
 def test_native_engine_refuses_a_missing_or_misshapen_weight():
     sizes = dict(channels=3, patch_y=8, patch_x=8, width=8, heads=2, mlp_width=8, depth=1, eps=1e-6)
-    kinds = dict(activation=_C.Activation.gelu, weights=_C.DType.f32)
+    kinds = dict(activation=_C.Activation.gelu, precision=_C.Precision.fp32)
     with pytest.raises(ValueError, match=r"patch_embed.proj.weight' is missing"):
         _C.Engine("", **sizes, **kinds).finish()
     weight = torch.zeros(8, 5)

@@ -10,15 +10,18 @@ from .paths import PRECISIONS
 from .weights import timm
 
 
-def accelerate(model: nn.Module, precision: str = "fp32") -> ViT:
+def accelerate(model: nn.Module, precision: str | None = None) -> ViT:
     """A `vitkern.ViT` in eval mode with the parameters of `model`, a `vitkern.ViT` or a timm ViT.
 
     The parameters are shared, not copied: what an optimizer does to `model` shows in the result,
-    whose engine packs them again. precision: "fp32" or "bf16", for the matrix products. A model
-    that vitkern cannot express, or that has hooks or foreign modules, is refused.
+    whose engine packs them again. precision: "fp32", "tf32" or "bf16", for the matrix products;
+    None is the model's own dtype. A model that vitkern cannot express, or that has hooks or foreign
+    modules, is refused.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"accelerate: precision must be fp32 or bf16, not {precision!r}")
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(
+            f"accelerate: precision must be {', '.join(PRECISIONS)} or None, not {precision!r}"
+        )
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate: expected a ViT, got {type(model).__name__}")
     config = model.config if isinstance(model, ViT) else timm.config_of(model)

@@ -71,13 +71,14 @@ class Interface(nn.Module):
 
     @property
     def precision(self) -> str | None:
-        """What matrices are multiplied in: "fp32", "bf16", or None for the model's own dtype."""
+        """What matrices are multiplied in: "fp32", "tf32", "bf16", or None: its dtype."""
         return self._precision
 
     @precision.setter
     def precision(self, value: str | None) -> None:
         if value is not None and value not in paths.PRECISIONS:
-            raise ValueError(f"ViT.precision must be fp32, bf16 or None, not {value!r}")
+            names = ", ".join(paths.PRECISIONS)
+            raise ValueError(f"ViT.precision must be {names} or None, not {value!r}")
         self._precision = value
 
     def explain(self, image: Tensor | None = None) -> str:

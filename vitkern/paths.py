@@ -16,7 +16,8 @@ from torch.utils import _python_dispatch
 from .layers import Dropout, Mlp
 
 PATHS = ("auto", "engine", "fused", "reference")
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# What matrix products are computed in, most exact first, and the dtype their operands have.
+PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = frozenset({nn.Parameter, Tensor, type(None)})  # anything else computes in its own way
 
@@ -120,7 +121,7 @@ def why_not_engine(model: nn.Module, image: Tensor | None, precision: str) -> st
     if torch.is_grad_enabled():
         return "gradients are enabled; use torch.inference_mode() or torch.no_grad()"
     if precision not in PRECISIONS:
-        return f"the engine computes in fp32 or bf16, not {precision}"
+        return f"the engine computes in {', '.join(PRECISIONS)}, not {precision}"
     if image is not None and type(image) not in (Tensor, nn.Parameter):
         return f"the image is a {type(image).__name__}"
     reason = unlike_config(model)
@@ -177,9 +178,12 @@ def compute_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def precision_of(model: nn.Module) -> str:
+    """The precision of the next forward: its name in PRECISIONS, or else the dtype's own name."""
     dtype = compute_dtype(model) or model.dtype
-    names = {wide: name for name, wide in PRECISIONS.items()}
-    return names.get(dtype, str(dtype).removeprefix("torch."))
+    names = [name for name, operands in PRECISIONS.items() if operands == dtype]
+    if model.precision in names:
+        return model.precision
+    return names[0] if names else str(dtype).removeprefix("torch.")
 
 
 def explain(model: nn.Module, image: Tensor | None) -> str:

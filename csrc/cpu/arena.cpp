@@ -23,7 +23,23 @@ std::mutex pool_mutex;
 std::vector<Block> pool;
 size_t allocations = 0;
 
+size_t whole_pages(size_t bytes) {
+  const size_t unit = bytes < kHugePage ? 4096 : kHugePage;
+  if (bytes > SIZE_MAX - unit) throw std::bad_alloc();
+  return (bytes / unit + 1) * unit;
+}
+
 }  // namespace
+
+void* allocate_pages(size_t bytes) {
+  const size_t size = whole_pages(bytes), unit = bytes < kHugePage ? 4096 : kHugePage;
+  void* const memory = std::aligned_alloc(unit, size);
+  if (!memory) throw std::bad_alloc();
+#if defined(__linux__)
+  if (unit == kHugePage) madvise(memory, size, MADV_HUGEPAGE);  // fewer TLB misses; a hint only
+#endif
+  return memory;
+}
 
 Lease::Lease(size_t bytes) : block_(nullptr), bytes_(0) {
   const std::lock_guard<std::mutex> lock(pool_mutex);
@@ -40,15 +56,9 @@ Lease::Lease(size_t bytes) : block_(nullptr), bytes_(0) {
   pool.reserve(kIdleBlocks);                        // so that giving a block back cannot fail
   for (const Block& b : pool) std::free(b.memory);  // all too small: larger calls have begun
   pool.clear();
-  const size_t unit = bytes < kHugePage ? 4096 : kHugePage;
-  if (bytes > SIZE_MAX - unit) throw std::bad_alloc();
-  bytes_ = (bytes / unit + 1) * unit;
-  block_ = std::aligned_alloc(unit, bytes_);
-  if (!block_) throw std::bad_alloc();
+  block_ = allocate_pages(bytes);
+  bytes_ = whole_pages(bytes);
   ++allocations;
-#if defined(__linux__)
-  if (unit == kHugePage) madvise(block_, bytes_, MADV_HUGEPAGE);  // fewer TLB misses; a hint only
-#endif
 }
 
 Lease::~Lease() {

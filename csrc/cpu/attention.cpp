@@ -16,9 +16,7 @@ Head head_of(const attention_args& a, int64_t b, int64_t h) {
           .stride = a.s_stride,
           .bias = a.bias ? a.bias + b * a.bias_b_stride + h * a.bias_h_stride : nullptr,
           .bias_stride = a.bias_s_stride,
-          .y_dtype = a.dtype,
-          .y = const_cast<void*>(offset(a.dtype, a.y, (b * a.S * a.H + h) * a.E)),
-          .y_stride = a.H * a.E,
+          .precision = precision_of(a.dtype),
           .lse = a.lse ? a.lse + (b * a.H + h) * a.S : nullptr,
           .S = a.S,
           .E = a.E,
@@ -30,7 +28,7 @@ Head head_of(const attention_args& a, int64_t b, int64_t h) {
 }  // namespace
 
 void attention(const attention_args& a) {
-  const int64_t heads = a.B * a.H, per_thread = flash_scratch(a.S, a.E);
+  const int64_t heads = a.B * a.H, per_thread = FlashScratch(a.S, a.E, precision_of(a.dtype)).total;
   const int64_t splits =
       heads >= a.threads ? 1 : ceil_div(a.threads, max(heads, 1));  // of a head's queries
   const Lease lease(a.threads * per_thread * sizeof(float));
@@ -40,12 +38,16 @@ void attention(const attention_args& a) {
     for (int64_t item = items.begin; item < items.end; ++item) {
       const int64_t head = item / splits;
       const Range part =
-          Team{static_cast<int>(item % splits), static_cast<int>(splits)}.share(a.S, kMR);
+          Team{static_cast<int>(item % splits), static_cast<int>(splits)}.share(a.S, kTileRows);
+      const auto row = [&](int64_t s) {  // of y: where this head's part of token s starts
+        return ((head / a.H * a.S + s) * a.H + head % a.H) * a.E;
+      };
       for (int64_t i = 0; i < a.sequences; ++i) {
         const Range keys = a.offsets ? Range{a.offsets[i], a.offsets[i + 1]} : Range{0, a.S};
         const Range queries{max(keys.begin, part.begin), min(keys.end, part.end)};
         if (queries.begin < queries.end)
-          attend(head_of(a, head / a.H, head % a.H), queries, keys, scratch);
+          attend(head_of(a, head / a.H, head % a.H), queries, keys, scratch,
+                 [&](int64_t s, const float* o) { narrow_row(o, a.dtype, a.y, row(s), a.E); });
       }
     }
   });

@@ -14,45 +14,6 @@
 namespace vitkern {
 namespace {
 
-struct IsaRow {
-  Isa isa;
-  const char* name;
-  bool (*runs_here)();
-};
-
-const IsaRow kIsas[] = {
-// best first
-#if defined(VITKERN_HAVE_AVX512)
-    {Isa::avx512, "avx512",
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-     }},
-#endif
-#if defined(VITKERN_HAVE_AVX2)
-    {Isa::avx2, "avx2",
-     [] {
-       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-     }},
-#endif
-    {Isa::portable, "portable", [] { return true; }},
-};
-
-const IsaRow& row_named(const std::string& name, const char* origin) {
-  std::string known;
-  for (const IsaRow& row : kIsas) {
-    if (name == row.name) {
-      if (row.runs_here()) return row;
-      throw std::invalid_argument("vitkern: this CPU does not support the instruction set '" +
-                                  name + "' asked for by " + origin);
-    }
-    known += std::string(known.empty() ? "" : ", ") + row.name;
-  }
-  throw std::invalid_argument("vitkern: unknown instruction set '" + name + "' asked for by " +
-                              origin + "; this build has: " + known);
-}
-
 #if defined(__x86_64__)
 struct Leaf {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -62,14 +23,60 @@ Leaf cpuid(unsigned leaf, unsigned subleaf) {
   __get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d);
   return r;
 }
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+bool has_avx512_bf16() { return cpuid(7, 1).a >> 5 & 1; }
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+}
 #endif
+
+struct IsaRow {
+  Isa isa;
+  const char* name;
+  bool runs_here;
+};
+
+const std::vector<IsaRow>& isa_rows() {  // best first; asked once: AMX costs a system call
+  static const std::vector<IsaRow> rows = {
+#if defined(VITKERN_HAVE_AMX)
+      {Isa::amx, "amx", has_avx512() && has_avx512_bf16() && amx_usable()},
+#endif
+#if defined(VITKERN_HAVE_AVX512)
+      {Isa::avx512, "avx512", has_avx512()},
+#endif
+#if defined(VITKERN_HAVE_AVX2)
+      {Isa::avx2, "avx2", has_avx2()},
+#endif
+      {Isa::portable, "portable", true},
+  };
+  return rows;
+}
+
+const IsaRow& row_named(const std::string& name, const char* origin) {
+  std::string known;
+  for (const IsaRow& row : isa_rows()) {
+    if (name == row.name) {
+      if (row.runs_here) return row;
+      throw std::invalid_argument("vitkern: this CPU does not support the instruction set '" +
+                                  name + "' asked for by " + origin);
+    }
+    known += std::string(known.empty() ? "" : ", ") + row.name;
+  }
+  throw std::invalid_argument("vitkern: unknown instruction set '" + name + "' asked for by " +
+                              origin + "; this build has: " + known);
+}
 
 }  // namespace
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
-  for (const IsaRow& row : kIsas)
-    if (row.runs_here()) names.push_back(row.name);
+  for (const IsaRow& row : isa_rows())
+    if (row.runs_here) names.push_back(row.name);
   return names;
 }
 
@@ -77,17 +84,24 @@ Isa isa_named(const std::string& name) {
   if (!name.empty()) return row_named(name, "the caller").isa;
   const char* forced = std::getenv("VITKERN_ISA");
   if (forced && *forced) return row_named(forced, "VITKERN_ISA").isa;
-  for (const IsaRow& row : kIsas)
-    if (row.runs_here()) return row.isa;
+  for (const IsaRow& row : isa_rows())
+    if (row.runs_here) return row.isa;
   return Isa::portable;
 }
 
 const char* isa_name(Isa isa) {
-  for (const IsaRow& row : kIsas)
+  for (const IsaRow& row : isa_rows())
     if (row.isa == isa) return row.name;
   return "portable";
 }
 
+#if defined(VITKERN_HAVE_AMX)
+#define VITKERN_AMX_CASE(kernel) \
+  case Isa::amx:                 \
+    return amx::kernel(args);
+#else
+#define VITKERN_AMX_CASE(kernel)
+#endif
 #if defined(VITKERN_HAVE_AVX512)
 #define VITKERN_AVX512_CASE(kernel) \
   case Isa::avx512:                 \
@@ -105,6 +119,7 @@ const char* isa_name(Isa isa) {
 #define VITKERN_KERNEL(kernel)                      \
   void kernel(Isa isa, const kernel##_args& args) { \
     switch (isa) {                                  \
+      VITKERN_AMX_CASE(kernel)                      \
       VITKERN_AVX512_CASE(kernel)                   \
       VITKERN_AVX2_CASE(kernel)                     \
       default:                                      \
@@ -116,7 +131,7 @@ const char* isa_name(Isa isa) {
 
 std::vector<Feature> cpu_features() {
 #if defined(__x86_64__)
-  const Leaf seven = cpuid(7, 0), seven1 = cpuid(7, 1);
+  const Leaf seven = cpuid(7, 0);
   return {{"avx2", __builtin_cpu_supports("avx2") != 0},
           {"fma", __builtin_cpu_supports("fma") != 0},
           {"avx512f", __builtin_cpu_supports("avx512f") != 0},
@@ -124,7 +139,7 @@ std::vector<Feature> cpu_features() {
           {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},
           {"avx512dq", __builtin_cpu_supports("avx512dq") != 0},
           {"avx512_vnni", (seven.c >> 11 & 1) != 0},
-          {"avx512_bf16", (seven1.a >> 5 & 1) != 0},
+          {"avx512_bf16", has_avx512_bf16()},
           {"amx_tile", (seven.d >> 24 & 1) != 0},
           {"amx_bf16", (seven.d >> 22 & 1) != 0},
           {"amx_int8", (seven.d >> 25 & 1) != 0}};

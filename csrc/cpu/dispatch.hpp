@@ -7,7 +7,7 @@
 
 namespace vitkern {
 
-enum class Isa { portable, avx2, avx512 };
+enum class Isa { portable, avx2, avx512, amx };
 
 std::vector<std::string> available_isas();  // best first: compiled in and supported by this CPU
 Isa isa_named(

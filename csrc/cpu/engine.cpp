@@ -1,11 +1,12 @@
 #include "engine.hpp"
 
+#include <cstdlib>
 #include <stdexcept>
+
+#include "arena.hpp"
 
 namespace vitkern {
 namespace {
-
-constexpr size_t kAlignment = 64;
 
 [[noreturn]] void complain(const std::string& name, const std::string& what) {
   throw std::invalid_argument("vitkern engine: weight '" + name + "' " + what);
@@ -30,11 +31,9 @@ Engine::Engine(Isa isa, const EngineConfig& config) : isa_(isa), config_(config)
 void Engine::set_matrix(const std::string& name, DType dtype, const void* data, int64_t N,
                         int64_t K) {
   size_t bytes = 0;
-  pack(isa_, {dtype, config_.weights, data, nullptr, N, K, &bytes});
-  Panels p{std::make_unique<char[]>(bytes + kAlignment), nullptr, bytes, N, K};
-  const size_t at = reinterpret_cast<size_t>(p.memory.get());
-  p.aligned = p.memory.get() + (kAlignment - at % kAlignment) % kAlignment;
-  pack(isa_, {dtype, config_.weights, data, p.aligned, N, K, &bytes});
+  pack(isa_, {config_.precision, dtype, data, nullptr, N, K, &bytes});
+  Panels p{{allocate_pages(bytes), std::free}, bytes, N, K};
+  pack(isa_, {config_.precision, dtype, data, p.memory.get(), N, K, &bytes});
   matrices_.insert_or_assign(name, std::move(p));
 }
 
@@ -68,7 +67,7 @@ PackedLinear Engine::linear(const std::string& name, int64_t N, int64_t K, bool 
   if ((N && p.N != N) || p.K != K)
     complain(name + ".weight",
              "has shape " + shape(p.N, p.K) + ", expected " + shape(N ? N : p.N, K));
-  return {p.aligned, vector(name + ".bias", p.N, false), p.N, p.K};
+  return {p.memory.get(), vector(name + ".bias", p.N, false), p.N, p.K};
 }
 
 void Engine::finish() {
@@ -108,16 +107,15 @@ void Engine::forward(const EngineInput& in) const {
   if (!patch_.panels) throw std::logic_error("vitkern engine: finish() was not called");
   if (!in.biases.empty() && in.biases.size() != blocks_.size())
     throw std::invalid_argument("vitkern engine: attention biases for every block or for none");
-  std::vector<BlockWeights> blocks = blocks_;  // this call's biases beside the weights: a few KiB
-  for (size_t i = 0; i < in.biases.size(); ++i) blocks[i].bias = in.biases[i];
   vitkern::forward(isa_, {.threads = in.threads > 0 ? in.threads : 1,
                           .image_dtype = in.dtype,
-                          .w_dtype = c.weights,
+                          .precision = c.precision,
                           .image = in.image,
                           .prefix = in.prefix,
                           .position = in.position,
                           .mean = in.mean,
                           .std = in.std,
+                          .biases = in.biases.empty() ? nullptr : in.biases.data(),
                           .y = in.y,
                           .B = in.B,
                           .C = c.channels,
@@ -139,7 +137,7 @@ void Engine::forward(const EngineInput& in) const {
                           .norm_pre = norm_pre_,
                           .norm = norm_,
                           .fc_norm = in.pool == Pool::tokens ? NormVectors{} : fc_norm_,
-                          .blocks = blocks.data(),
+                          .blocks = blocks_.data(),
                           .eps = c.eps,
                           .activation = c.activation,
                           .pool = in.pool});

@@ -13,7 +13,7 @@ struct EngineConfig {
   int64_t channels, patch_y, patch_x, width, heads, mlp_width, depth;
   float eps;
   Activation activation;
-  DType weights;  // f32 or bf16
+  Precision precision;
 };
 
 // What a forward needs besides the weights; pointers stay the caller's.
@@ -48,8 +48,7 @@ class Engine {
 
  private:
   struct Panels {
-    std::unique_ptr<char[]> memory;
-    void* aligned;
+    std::unique_ptr<void, void (*)(void*)> memory;
     size_t bytes;
     int64_t N, K;
   };

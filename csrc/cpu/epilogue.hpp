@@ -5,21 +5,31 @@
 
 namespace {
 
+// Rows of a run-time dtype, where an epilogue stores what a caller sees. Left (gemm.hpp) is the
+// other target: what the next product reads.
+struct Plain {
+  DType dtype;
+  void* data;
+  int64_t stride;
+  void store(int64_t m, int64_t k, Vec v, int64_t n) const {
+    store_as(dtype, data, m * stride + k, v, n);
+  }
+};
+
 // y = dropout(activation(c + bias)), and c + bias itself when a backward wants it. Rows of y count
-// from m, those of pre (and the dropout's element index, row * N + n) from first_row + m.
+// from m, those of pre (and the dropout's element index, row * N + column) from first_row + m.
+template <class Target>
 struct StoreEpilogue {
   const float* bias;
   Activation activation;
-  DType y_dtype;
-  void* y;
-  int64_t y_stride;
+  Target y;
   DType pre_dtype = DType::f32;
-  void* pre = nullptr;
-  int64_t N = 0, first_row = 0;
+  void* pre = nullptr;  // (rows, N)
+  int64_t N = 0, first_row = 0, first_column = 0;
   Dropout dropout = {};
 
   void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
-    const int64_t element = (first_row + m) * N + n0;
+    const int64_t element = (first_row + m) * N + first_column + n0;
     for (int64_t i = 0; i < n; i += Vec::kLanes) {
       Vec v = Vec::load(c + i, n - i);
       if (bias) v = v + Vec::load(bias + n0 + i, n - i);
@@ -28,12 +38,26 @@ struct StoreEpilogue {
       if (dropout.threshold)
         v.store(c + i, n - i);
       else
-        store_as(y_dtype, y, m * y_stride + n0 + i, v, n - i);
+        y.store(m, n0 + i, v, n - i);
     }
     if (!dropout.threshold) return;
     drop(dropout, kHidden, static_cast<uint64_t>(element), c, n);
-    for (int64_t i = 0; i < n; i += Vec::kLanes)
-      store_as(y_dtype, y, m * y_stride + n0 + i, Vec::load(c + i, n - i), n - i);
+    for (int64_t i = 0; i < n; i += Vec::kLanes) y.store(m, n0 + i, Vec::load(c + i, n - i), n - i);
+  }
+};
+
+// A product whose sum is cut into parts: those before the last one are added up in `sums`.
+struct SumEpilogue {
+  float* sums;
+  int64_t stride;
+  bool first;
+
+  void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
+    float* const row = sums + m * stride + n0;
+    for (int64_t i = 0; i < n; i += Vec::kLanes) {
+      const Vec v = Vec::load(c + i, n - i);
+      (first ? v : Vec::load(row + i, n - i) + v).store(row + i, n - i);
+    }
   }
 };
 
@@ -49,9 +73,15 @@ struct ResidualEpilogue {
   int64_t N;
   Dropout dropout = {}, path = {};
   int64_t S = 1, first_row = 0;  // row first_row + m belongs to sample (first_row + m) / S
+  const float* sums = nullptr;   // what SumEpilogue left, or null
+  int64_t sums_stride = 0;
 
   void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
     const int64_t row = first_row + m;
+    if (sums)
+      for (int64_t i = 0; i < n; i += Vec::kLanes)
+        (Vec::load(sums + m * sums_stride + n0 + i, n - i) + Vec::load(c + i, n - i))
+            .store(c + i, n - i);
     if (dropout.threshold) {
       if (bias)
         for (int64_t i = 0; i < n; ++i) c[i] += bias[n0 + i];

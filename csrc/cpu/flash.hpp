@@ -1,8 +1,8 @@
 // One head of attention, flash style: keys and values in panels, scores of one tile of queries at a
 // time.
 //
-//   for each tile of kMR queries
-//     for each block of kKeys keys     scores (kMR, kKeys) in L1: 14 KiB (AVX-512)
+//   for each tile of kTileRows queries
+//     for each block of kKeys keys     scores (kTileRows, kKeys): 14 KiB (AVX-512), 32 KiB (AMX)
 //       s = q k^T * scale + bias;  m' = max(m, s);  p = e^(s - m')
 //       l = l * e^(m - m') + sum p;  o = o * e^(m - m') + p v
 //     y = o / l,  lse = m + log l
@@ -26,9 +26,7 @@ struct Head {
   int64_t stride;
   const float* bias;  // (S, S), rows bias_stride apart, or null
   int64_t bias_stride;
-  DType y_dtype;
-  void* y;  // (S, E), rows y_stride apart
-  int64_t y_stride;
+  Precision precision;
   float* lse;  // (S) or null
   int64_t S, E;
   float scale;
@@ -36,10 +34,25 @@ struct Head {
   uint64_t first_element;  // of this head's scores (S, S) in the dropout's stream
 };
 
-inline int64_t flash_scratch(int64_t S, int64_t E) {  // floats
-  const int64_t E_padded = round_up(E, kNR);
-  return round_up(S, kNR) * E + E_padded * S + kMR * (row_stride(E) + kKeys + E_padded);
-}
+// Where attend() keeps what, in floats of its scratch; n keys at most.
+struct FlashScratch {
+  int64_t k_panel, v_panel;       // floats of one panel
+  int64_t k, v, q, s, p, o, row;  // offsets
+  int64_t total;
+
+  FlashScratch(int64_t n, int64_t E, Precision precision)
+      : k_panel(panel_floats(E, precision)), v_panel(panel_floats(n, precision)) {
+    const int64_t E_padded = round_up(E, kNR);
+    k = 0;
+    v = k + round_up(ceil_div(n, kNR) * k_panel, kLine);
+    q = v + round_up(ceil_div(E, kNR) * v_panel, kLine);
+    s = q + Left::floats(kTileRows, E, precision);
+    p = s + kTileRows * kKeys;
+    o = p + Left::floats(kTileRows, kKeys, precision);
+    row = o + kTileRows * E_padded;
+    total = row + round_up(E, kLine);
+  }
+};
 
 // s (n) -> p = e^(scale * s + bias - m), in place; updates the running maximum m and sum l, returns
 // e^(m_old - m_new).
@@ -70,41 +83,40 @@ inline float soften(float* s, int64_t n, float scale, const float* bias, float* 
   return shrink;
 }
 
-// Queries [queries) of a head against the keys [keys).
-inline void attend(const Head& h, Range queries, Range keys, float* scratch) {
-  const int64_t n = keys.end - keys.begin, E_padded = round_up(h.E, kNR),
-                q_stride = row_stride(h.E);
-  float* const k_panels = scratch;                              // [n / kNR][E][kNR]
-  float* const v_panels = k_panels + round_up(h.S, kNR) * h.E;  // [E / kNR][n][kNR]
-  float* const q = v_panels + E_padded * h.S;                   // (kMR, E)
-  float* const s = q + kMR * q_stride;                          // (kMR, kKeys)
-  float* const o = s + kMR * kKeys;                             // (kMR, E_padded)
+// Queries [queries) of a head against the keys [keys). out(i, o) takes row i of the result, (E).
+template <class Out>
+inline void attend(const Head& h, Range queries, Range keys, float* scratch, const Out& out) {
+  const int64_t n = keys.end - keys.begin, E_padded = round_up(h.E, kNR);
+  const FlashScratch at(h.S, h.E, h.precision);
+  float* const k_panels = scratch + at.k;  // for each kNR keys
+  float* const v_panels = scratch + at.v;  // for each kNR columns
+  float* const s = scratch + at.s;         // (kTileRows, kKeys)
+  float* const o = scratch + at.o;         // (kTileRows, E_padded)
+  const Left q = Left::at(scratch + at.q, h.E, h.precision);
+  const Left p = Left::of_scores(s, kKeys, scratch + at.p, h.precision);
 
   for (int64_t j = 0; j < n; j += kNR)
-    pack_block(h.dtype, offset(h.dtype, h.k, (keys.begin + j) * h.stride), h.stride, n - j, 0, h.E,
-               k_panels + j * h.E);
-  for (int64_t e = 0; e < E_padded; e += Vec::kLanes) {
-    float* const column = v_panels + e / kNR * kNR * n + e % kNR;
-    for (int64_t j = 0; j < n; ++j) {
-      const int64_t at = (keys.begin + j) * h.stride + e;
-      (e < h.E ? load_as(h.dtype, h.v, at, h.E - e) : Vec::set(0)).store(column + j * kNR);
-    }
-  }
+    pack_keys(h.dtype, offset(h.dtype, h.k, (keys.begin + j) * h.stride), h.stride, n - j, h.E,
+              h.precision, k_panels + j / kNR * at.k_panel);
+  for (int64_t e = 0; e < h.E; e += kNR)
+    pack_values(h.dtype, offset(h.dtype, h.v, keys.begin * h.stride + e), h.stride, n, h.E - e,
+                h.precision, v_panels + e / kNR * at.v_panel);
 
-  for (int64_t i0 = queries.begin; i0 < queries.end; i0 += kMR) {
-    const int64_t R = min(kMR, queries.end - i0);
-    float m[kMR], l[kMR];
+  for (int64_t i0 = queries.begin; i0 < queries.end; i0 += kTileRows) {
+    const int64_t R = min(kTileRows, queries.end - i0);
+    float m[kTileRows], l[kTileRows];
     for (int64_t r = 0; r < R; ++r) {
       m[r] = -INFINITY;
       l[r] = 0;
-      widen_row(h.dtype, offset(h.dtype, h.q, (i0 + r) * h.stride), q + r * q_stride, h.E);
+      float* const row = q.open(r, scratch + at.row);
+      widen_row(h.dtype, offset(h.dtype, h.q, (i0 + r) * h.stride), row, h.E);
+      q.close(r, row, h.E);
     }
     memset(o, 0, R * E_padded * sizeof(float));
     for (int64_t j0 = 0; j0 < n; j0 += kKeys) {
       const int64_t J = min(kKeys, n - j0);
       for (int64_t j = 0; j < J; j += kNR)
-        multiply(R, q, q_stride, k_panels + (j0 + j) * h.E, h.E, s + j, kKeys, false,
-                 {q, k_panels});
+        multiply_panel(q, R, k_panels + (j0 + j) / kNR * at.k_panel, 0, h.E, s + j, kKeys, false);
       for (int64_t r = 0; r < R; ++r) {
         float* const row = s + r * kKeys;
         const int64_t key = keys.begin + j0, query = i0 + r;
@@ -112,20 +124,22 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch) {
         const float shrink = soften(row, J, h.scale, bias, &m[r], &l[r]);
         drop(h.dropout, kElements, h.first_element + static_cast<uint64_t>(query * h.S + key), row,
              J);
+        p.close(r, row, J);
         if (j0 == 0 || shrink == 1) continue;
         for (int64_t e = 0; e < E_padded; e += Vec::kLanes) {
-          float* const p = o + r * E_padded + e;
-          (Vec::load(p) * Vec::set(shrink)).store(p);
+          float* const to = o + r * E_padded + e;
+          (Vec::load(to) * Vec::set(shrink)).store(to);
         }
       }
       for (int64_t e = 0; e < E_padded; e += kNR)
-        multiply(R, s, kKeys, v_panels + e * n + j0 * kNR, J, o + e, E_padded, true, {s, v_panels});
+        multiply_panel(p, R, v_panels + e / kNR * at.v_panel, j0, J, o + e, E_padded, true);
     }
     for (int64_t r = 0; r < R; ++r) {
+      float* const row = o + r * E_padded;
       const Vec inverse = Vec::set(1 / l[r]);
-      for (int64_t e = 0; e < h.E; e += Vec::kLanes)
-        store_as(h.y_dtype, h.y, (i0 + r) * h.y_stride + e,
-                 Vec::load(o + r * E_padded + e) * inverse, h.E - e);
+      for (int64_t e = 0; e < E_padded; e += Vec::kLanes)
+        (Vec::load(row + e) * inverse).store(row + e);
+      out(i0 + r, row);
       if (h.lse) h.lse[i0 + r] = m[r] == INFINITY ? m[r] : m[r] + logf(l[r]);
     }
   }

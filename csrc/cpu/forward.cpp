@@ -8,43 +8,43 @@
 #include "flash.hpp"
 #include "gemm.hpp"
 #include "kernels.hpp"
+#include "mlp.hpp"
 #include "patches.hpp"
 #include "scratch.hpp"
 
 namespace vitkern::VITKERN_ISA {
 namespace {
 
-constexpr int64_t kGroupRows =
-    192;  // rows that use a weight panel before the next is fetched: 14 tiles
-
-Weights weights(const forward_args& a, const PackedLinear& l) {
-  return {a.w_dtype, l.panels, l.N, l.K, true};
+Weights weights(const forward_args& a, const PackedLinear& l, const void* next) {
+  return {a.precision, DType::f32, l.panels, l.N, l.K, true, next};
 }
 
-struct Sizes {                         // of a group of G images
-  int64_t G, patches, S, M, P, chunk;  // chunk: rows of the MLP's hidden at a time
-  int64_t x_stride, h_stride, qkv_stride, f_stride;
-  int64_t x, h, wide, for_gemm, per_thread;  // floats of each buffer
+struct Sizes {                  // of a group of G images
+  int64_t G, patches, S, M, P;  // images, patches, tokens, rows, pixels of a patch
+  DType qkv_dtype;
+  int64_t qkv_stride;
+  MlpScratch mlp;
+  int64_t x, h, wide;                       // floats of the buffers that a team shares
+  int64_t for_gemm, for_heads, per_thread;  // floats of a thread's scratch
 
-  Sizes(const forward_args& a, const Image& image, int64_t group, int threads) {
-    G = group;
-    patches = image.patches();
-    S = a.T + patches;
-    M = G * S;
-    P = image.row_length();
-    x_stride = a.D;
-    h_stride = row_stride(max(a.D, P));
-    qkv_stride = row_stride(3 * a.D);
-    f_stride = row_stride(a.F);
-    const int64_t fit = kHiddenBytes * threads / (f_stride * 4) / kMR * kMR;
-    chunk = min(M, max(8 * kMR, fit));
-    x = M * x_stride;
-    h = round_up(max(M, G), 16) * h_stride;
-    wide = max(M * qkv_stride, chunk * f_stride);
-    for_gemm = gemm_scratch(M);
-    per_thread = for_gemm + flash_scratch(S, a.D / a.H);
+  Sizes(const forward_args& a, const Image& image, int64_t group, int threads)
+      : G(group),
+        patches(image.patches()),
+        S(a.T + patches),
+        M(G * S),
+        P(image.row_length()),
+        qkv_dtype(row_dtype(a.precision)),
+        qkv_stride(row_stride(3 * a.D)),
+        mlp(M, a.D, a.F, a.precision, threads) {
+    const int64_t qkv = M * qkv_stride / (qkv_dtype == DType::f32 ? 1 : 2);
+    x = round_up(M * a.D, kLine);
+    h = Left::floats(max(M, G), max(a.D, P), a.precision);
+    wide = round_up(max(qkv, mlp.shared), kLine);
+    for_gemm = max(gemm_scratch(M, max(a.D, P), a.precision), mlp.per_thread);
+    for_heads = max(FlashScratch(S, a.D / a.H, a.precision).total, row_stride(max(a.D, P)));
+    per_thread = for_gemm + for_heads;
   }
-  int64_t shared() const { return round_up(x, 16) + h + wide; }
+  int64_t shared() const { return x + h + wide; }
 };
 
 // One group of images through all layers by one team. x (M, D) is the residual stream.
@@ -53,29 +53,32 @@ struct Pass {
   const Image& image;
   const Sizes& n;
   const Team& team;
-  float *x, *h, *wide, *scratch;  // (M, D), (M, D or P), (M, 3D) or (chunk, F), this thread's
+  float *x, *h, *wide, *scratch;  // (M, D), (M, D or P), (M, 3D) or the MLP's, this thread's
   int64_t first;                  // image of the batch
   int64_t images;                 // of this group, <= n.G
 
   int64_t rows() const { return images * n.S; }
+  Left left(int64_t K) const { return Left::at(h, K, a.precision); }
 
-  void normalise(const NormVectors& norm, Range part, const float* from, int64_t stride, float* to,
-                 int64_t to_stride) const {
-    for (int64_t m = part.begin; m < part.end; ++m)
-      normalise_row(DType::f32, from + m * stride, norm.weight, norm.bias, DType::f32,
-                    to + m * to_stride, nullptr, a.D, a.eps);
+  void normalise(const NormVectors& norm, int64_t from, float* to) const {
+    normalise_row(DType::f32, x + from * a.D, norm.weight, norm.bias, DType::f32, to, nullptr, a.D,
+                  a.eps);
   }
 
   void embed() const {
     const int64_t M = images * n.patches;
+    const Left pixels = left(n.P);
     const Range part = team.share(M);
-    for (int64_t m = part.begin; m < part.end; ++m)
-      unfold_patch(image, first + m / n.patches, m % n.patches, h + m * n.h_stride);
+    for (int64_t m = part.begin; m < part.end; ++m) {
+      float* const row = pixels.open(m, scratch + n.for_gemm);
+      unfold_patch(image, first + m / n.patches, m % n.patches, row);
+      pixels.close(m, row, n.P);
+    }
     const Range mine = team.share(images);
     for (int64_t b = mine.begin; b < mine.end; ++b)
       if (a.T) memcpy(x + b * n.S * a.D, a.prefix, a.T * a.D * sizeof(float));
     team.sync();
-    gemm(team, h, n.h_stride, M, weights(a, a.patch), scratch,
+    gemm(team, pixels, M, weights(a, a.patch, a.depth ? a.blocks[0].qkv.panels : nullptr), scratch,
          PatchEpilogue{.bias = a.patch.bias,
                        .position = a.position,
                        .dtype = DType::f32,
@@ -85,118 +88,128 @@ struct Pass {
                        .patches = n.patches});
     team.sync();
     if (!a.norm_pre.weight) return;
-    normalise(a.norm_pre, team.share(rows()), x, a.D, x, a.D);
+    const Range all = team.share(rows());
+    for (int64_t m = all.begin; m < all.end; ++m) normalise(a.norm_pre, m, x + m * a.D);
     team.sync();
   }
 
-  // Queries [0, queries) of every head: h = attention(wide).
-  void attend_heads(const BlockWeights& w, int64_t queries) const {
+  // Queries [0, queries) of every head: row b * queries + i of h = attention of query i of image b.
+  void attend_heads(const BlockWeights& w, const float* bias, int64_t queries) const {
     const int64_t E = a.D / a.H;
+    const Left y = left(a.D);
     const Range heads = team.share(images * a.H);
     for (int64_t item = heads.begin; item < heads.end; ++item) {
       const int64_t b = item / a.H, head = item % a.H;
-      float* const q = wide + b * n.S * n.qkv_stride + head * E;
+      const auto part = [&](int64_t s, int64_t which) {  // q, k or v of token s
+        const int64_t at = (b * n.S + s) * n.qkv_stride + which * a.D + head * E;
+        return const_cast<void*>(offset(n.qkv_dtype, wide, at));
+      };
       for (int64_t s = 0; w.q_norm.weight && s < n.S; ++s) {
-        float* const row = q + s * n.qkv_stride;
-        normalise_row(DType::f32, row, w.q_norm.weight, w.q_norm.bias, DType::f32, row, nullptr, E,
-                      a.eps);
-        normalise_row(DType::f32, row + a.D, w.k_norm.weight, w.k_norm.bias, DType::f32, row + a.D,
-                      nullptr, E, a.eps);
+        normalise_row(n.qkv_dtype, part(s, 0), w.q_norm.weight, w.q_norm.bias, n.qkv_dtype,
+                      part(s, 0), nullptr, E, a.eps);
+        normalise_row(n.qkv_dtype, part(s, 1), w.k_norm.weight, w.k_norm.bias, n.qkv_dtype,
+                      part(s, 1), nullptr, E, a.eps);
       }
-      attend({.dtype = DType::f32,
-              .q = q,
-              .k = q + a.D,
-              .v = q + 2 * a.D,
+      attend({.dtype = n.qkv_dtype,
+              .q = part(0, 0),
+              .k = part(0, 1),
+              .v = part(0, 2),
               .stride = n.qkv_stride,
-              .bias = w.bias ? w.bias + head * n.S * n.S : nullptr,
+              .bias = bias ? bias + head * n.S * n.S : nullptr,
               .bias_stride = n.S,
-              .y_dtype = DType::f32,
-              .y = h + b * n.S * n.h_stride + head * E,
-              .y_stride = n.h_stride,
+              .precision = a.precision,
               .lse = nullptr,
               .S = n.S,
               .E = E,
               .scale = 1 / sqrtf(static_cast<float>(E)),
               .dropout = {},
               .first_element = 0},
-             {0, queries}, {0, n.S}, scratch + n.for_gemm);
+             {0, queries}, {0, n.S}, scratch + n.for_gemm,
+             [&](int64_t i, const float* o) { y.put(b * queries + i, head * E, o, E); });
     }
-    team.sync();
-  }
-
-  // Row m of x, of those `step` apart, += gamma * (row m of `from` through l).
-  void residual(const PackedLinear& l, const float* gamma, const float* from, int64_t stride,
-                float* to, int64_t step, int64_t M) const {
-    gemm(team, from, stride, M, weights(a, l), scratch,
-         ResidualEpilogue{.bias = l.bias,
-                          .gamma = gamma,
-                          .dtype = DType::f32,
-                          .residual = to,
-                          .residual_stride = step * a.D,
-                          .y = to,
-                          .y_stride = step * a.D,
-                          .N = a.D});
-    team.sync();
-  }
-
-  void linear(const PackedLinear& l, Activation activation, const float* from, int64_t M, float* to,
-              int64_t stride) const {
-    gemm(team, from, n.h_stride, M, weights(a, l), scratch,
-         StoreEpilogue{.bias = l.bias,
-                       .activation = activation,
-                       .y_dtype = DType::f32,
-                       .y = to,
-                       .y_stride = stride});
     team.sync();
   }
 
   // Every step-th row leaves the block; the others only serve as keys and values.
-  void block(const BlockWeights& w, int64_t step) const {
-    const int64_t M = rows() / step, queries = n.S / step;
-    normalise(w.norm1, team.share(rows()), x, a.D, h, n.h_stride);
-    team.sync();
-    linear(w.qkv, Activation::none, h, rows(), wide, n.qkv_stride);
-    attend_heads(w, queries);
-    residual(w.proj, w.gamma1, h, step * n.h_stride, x, step, M);
-    for (int64_t m0 = 0; m0 < M; m0 += n.chunk) {
-      const int64_t chunk = min(n.chunk, M - m0);
-      float* const from = x + m0 * step * a.D;
-      normalise(w.norm2, team.share(chunk), from, step * a.D, h, n.h_stride);
-      team.sync();
-      linear(w.fc1, a.activation, h, chunk, wide, n.f_stride);
-      residual(w.fc2, w.gamma2, wide, n.f_stride, from, step, chunk);
+  void block(int64_t i, int64_t step) const {
+    const BlockWeights& w = a.blocks[i];
+    const int64_t M = rows() / step;
+    const void* const after = i + 1 < a.depth ? a.blocks[i + 1].qkv.panels : a.head.panels;
+    const Left normalised = left(a.D);
+    const Range part = team.share(rows());
+    for (int64_t m = part.begin; m < part.end; ++m) {
+      float* const row = normalised.open(m, scratch + n.for_gemm);
+      normalise(w.norm1, m, row);
+      normalised.close(m, row, a.D);
     }
+    team.sync();
+    gemm(team, normalised, rows(), weights(a, w.qkv, w.proj.panels), scratch,
+         StoreEpilogue<Plain>{.bias = w.qkv.bias,
+                              .activation = Activation::none,
+                              .y = {n.qkv_dtype, wide, n.qkv_stride}});
+    team.sync();
+    attend_heads(w, a.biases ? a.biases[i] : nullptr, n.S / step);
+    gemm(team, left(a.D), M, weights(a, w.proj, w.fc1.panels), scratch,
+         ResidualEpilogue{.bias = w.proj.bias,
+                          .gamma = w.gamma1,
+                          .dtype = DType::f32,
+                          .residual = x,
+                          .residual_stride = step * a.D,
+                          .y = x,
+                          .y_stride = step * a.D,
+                          .N = a.D});
+    team.sync();
+    mlp_by(team,
+           {.threads = team.size,
+            .x_dtype = DType::f32,
+            .w_dtype = DType::f32,
+            .x = x,
+            .norm_weight = w.norm2.weight,
+            .norm_bias = w.norm2.bias,
+            .fc1_weight = nullptr,
+            .fc1_bias = w.fc1.bias,
+            .fc2_weight = nullptr,
+            .fc2_bias = w.fc2.bias,
+            .gamma = w.gamma2,
+            .y = x,
+            .stats = nullptr,
+            .pre = nullptr,
+            .B = 1,
+            .S = M,
+            .D = a.D,
+            .F = a.F,
+            .x_stride = step * a.D,
+            .eps = a.eps,
+            .activation = a.activation,
+            .dropout = {},
+            .path = {}},
+           step * a.D, weights(a, w.fc1, w.fc2.panels), weights(a, w.fc2, after), n.mlp, wide,
+           scratch);
   }
 
-  // Row b of h: the pooled features of image b.
-  void pool() const {
-    const Range mine = team.share(images);
-    for (int64_t b = mine.begin; b < mine.end; ++b) {
-      const float* const from = x + b * n.S * a.D;
-      float* const to = h + b * n.h_stride;
-      if (a.pool == Pool::token) {
-        memcpy(to, from, a.D * sizeof(float));
-      } else {
-        for (int64_t i = 0; i < a.D; i += Vec::kLanes) {
-          Vec sum = Vec::set(0);
-          for (int64_t s = a.T; s < n.S; ++s) sum = sum + Vec::load(from + s * a.D + i, a.D - i);
-          (sum / Vec::set(static_cast<float>(n.patches))).store(to + i, a.D - i);
-        }
+  // The pooled features of image b, (D).
+  void pool(int64_t b, float* to) const {
+    const float* const from = x + b * n.S * a.D;
+    if (a.pool == Pool::token) {
+      memcpy(to, from, a.D * sizeof(float));
+    } else {
+      for (int64_t i = 0; i < a.D; i += Vec::kLanes) {
+        Vec sum = Vec::set(0);
+        for (int64_t s = a.T; s < n.S; ++s) sum = sum + Vec::load(from + s * a.D + i, a.D - i);
+        (sum / Vec::set(static_cast<float>(n.patches))).store(to + i, a.D - i);
       }
     }
-    if (a.fc_norm.weight) normalise(a.fc_norm, mine, h, n.h_stride, h, n.h_stride);
-    team.sync();
+    if (a.fc_norm.weight)
+      normalise_row(DType::f32, to, a.fc_norm.weight, a.fc_norm.bias, DType::f32, to, nullptr, a.D,
+                    a.eps);
   }
 
   void finish() const {
     if (a.norm.weight) {
-      if (a.pool == Pool::token) {  // only the pooled rows need it
-        const Range mine = team.share(images);
-        for (int64_t b = mine.begin; b < mine.end; ++b)
-          normalise(a.norm, {b * n.S, b * n.S + 1}, x, a.D, x, a.D);
-      } else {
-        normalise(a.norm, team.share(rows()), x, a.D, x, a.D);
-      }
+      const int64_t step = a.pool == Pool::token ? n.S : 1;  // only the pooled rows need it
+      const Range part = team.share(rows() / step);
+      for (int64_t m = part.begin; m < part.end; ++m)
+        normalise(a.norm, m * step, x + m * step * a.D);
       team.sync();
     }
     if (a.pool == Pool::tokens) {
@@ -206,21 +219,30 @@ struct Pass {
       team.sync();
       return;
     }
-    pool();
-    if (a.head.panels) {
-      linear(a.head, Activation::none, h, images, a.y + first * a.head.N, a.head.N);
-      return;
-    }
+    const Left pooled = left(a.D);
     const Range mine = team.share(images);
-    for (int64_t b = mine.begin; b < mine.end; ++b)
-      memcpy(a.y + (first + b) * a.D, h + b * n.h_stride, a.D * sizeof(float));
+    for (int64_t b = mine.begin; b < mine.end; ++b) {
+      if (!a.head.panels) {
+        pool(b, a.y + (first + b) * a.D);
+        continue;
+      }
+      float* const row = pooled.open(b, scratch + n.for_gemm);
+      pool(b, row);
+      pooled.close(b, row, a.D);
+    }
+    team.sync();
+    if (!a.head.panels) return;
+    gemm(team, pooled, images, weights(a, a.head, nullptr), scratch,
+         StoreEpilogue<Plain>{.bias = a.head.bias,
+                              .activation = Activation::none,
+                              .y = {DType::f32, a.y + first * a.head.N, a.head.N}});
     team.sync();
   }
 
   void run() const {
     embed();
     for (int64_t i = 0; i < a.depth; ++i)
-      block(a.blocks[i], a.pool == Pool::token && i + 1 == a.depth ? n.S : 1);
+      block(i, a.pool == Pool::token && i + 1 == a.depth ? n.S : 1);
     finish();
   }
 };
@@ -230,7 +252,7 @@ struct Pass {
 void run_images(const forward_args& a, const Image& image, const Sizes& n, const Team& team,
                 Range range, float* memory) {
   float* const x = memory;
-  float* const h = x + round_up(n.x, 16);
+  float* const h = x + n.x;
   float* const wide = h + n.h;
   float* const scratch = memory + n.shared() + team.rank * n.per_thread;
   for (int64_t first = range.begin; first < range.end; first += n.G)
@@ -243,7 +265,7 @@ void forward(const forward_args& a) {
   const Image image{a.image_dtype, a.image,    a.C,        a.Y,        a.X,    a.py, a.px,
                     a.b_stride,    a.c_stride, a.y_stride, a.x_stride, a.mean, a.std};
   const int64_t S = a.T + image.patches(), whole = a.B / a.threads * a.threads, rest = a.B - whole;
-  const int64_t most = max(1, ceil_div(kGroupRows, max(S, 1)));  // images in a group
+  const int64_t most = max(1, ceil_div(group_rows(a.precision), max(S, 1)));  // images in a group
   const Sizes alone(a, image, max(1, min(most, whole / a.threads)), 1);
   const Sizes together(a, image, max(1, min(most, rest)), a.threads);
   const int64_t each = round_up(alone.shared() + alone.per_thread, 1024);

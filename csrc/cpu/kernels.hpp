@@ -10,6 +10,12 @@
 namespace vitkern {
 
 enum class DType : int32_t { f32, bf16, u8 };
+// How products are computed. Sums and everything between products are fp32.
+enum class Precision : int32_t {
+  fp32,  // fp32 multiply-adds; on AMX three bf16 terms for each number, six products
+  tf32,  // at least TF32's accuracy: as fp32; on AMX two terms, three products
+  bf16,  // both factors rounded to bf16 on AMX; elsewhere bf16 weights, fp32 multiply-adds
+};
 enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
 
 struct Dropout {  // philox.hpp; off when threshold is 0
@@ -110,10 +116,11 @@ struct patch_embed_args {
   Dropout dropout;
 };
 
-// A weight (N, K) as the GEMM wants it: panels of kNR columns, [panel][k][kNR], the last one padded
-// with zeros.
+// A weight (N, K) as the GEMM wants it: panels of kNR columns, the last one padded with zeros;
+// their order is the instruction set's (tiles_fma.hpp, tiles_amx.hpp).
 struct pack_args {
-  DType from, to;
+  Precision precision;
+  DType dtype;         // of weight
   const void* weight;  // (N, K)
   void* panels;        // pack_bytes of it; null only asks for the size
   int64_t N, K;
@@ -136,24 +143,22 @@ struct BlockWeights {
   PackedLinear qkv, proj, fc1, fc2;
   const float* gamma1 = nullptr;  // (D) LayerScale or null
   const float* gamma2 = nullptr;
-  const float* bias = nullptr;  // (H, S, S) attention bias or null
 };
 
-enum class Pool : int32_t {
-  tokens,
-  token,
-  mean
-};  // all rows, the class row, the mean of the patches
+// All rows, the class row, or the mean of the patches.
+enum class Pool : int32_t { tokens, token, mean };
 
 struct forward_args {
   int threads;
-  DType image_dtype, w_dtype;
-  const void* image;      // (B, C, Y, X) by strides
-  const float* prefix;    // (T, D) or null
-  const float* position;  // (patches, D) or null
-  const float* mean;      // (C) or null
-  const float* std;       // (C) or null
-  float* y;               // tokens (B, S, D), or pooled (B, D), or logits (B, classes)
+  DType image_dtype;
+  Precision precision;
+  const void* image;           // (B, C, Y, X) by strides
+  const float* prefix;         // (T, D) or null
+  const float* position;       // (patches, D) or null
+  const float* mean;           // (C) or null
+  const float* std;            // (C) or null
+  const float* const* biases;  // (depth) of attention, each (H, S, S); or null
+  float* y;                    // tokens (B, S, D), or pooled (B, D), or logits (B, classes)
   int64_t B, C, Y, X, py, px, D, T, H, F, depth;
   int64_t b_stride, c_stride, y_stride, x_stride;
   PackedLinear patch, head;
@@ -172,6 +177,9 @@ struct forward_args {
   void kernel(const kernel##_args&); \
   }                                  \
   namespace avx512 {                 \
+  void kernel(const kernel##_args&); \
+  }                                  \
+  namespace amx {                    \
   void kernel(const kernel##_args&); \
   }
 #include "kernels.inc"

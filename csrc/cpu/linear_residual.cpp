@@ -11,28 +11,29 @@
 namespace vitkern::VITKERN_ISA {
 
 void linear_residual(const linear_residual_args& a) {
-  const int64_t rows_total = a.B * a.S, chunk = min(rows_total, kChunkRows),
-                h_stride = row_stride(a.K);
-  // The GEMM reads fp32 rows in place, unless their distance is one that row_stride() avoids.
-  const bool direct = a.x_dtype == DType::f32 && a.x_stride % kAliasing != 0;
-  const int64_t copy = direct ? 0 : chunk * h_stride;
-  const int64_t per_thread = gemm_scratch(chunk);
+  const Weights w = plain_weights(a.w_dtype, a.weight, a.N, a.K);
+  const int64_t rows_total = a.B * a.S, chunk = min(rows_total, kChunkRows);
+  const bool direct = Left::reads_in_place(a.x_dtype, a.x_stride);
+  const int64_t copy = direct ? 0 : Left::floats(chunk, a.K, w.precision);
+  const int64_t for_gemm = gemm_scratch(chunk, a.K, w.precision),
+                per_thread = for_gemm + row_stride(a.K);
   const Lease lease((copy + a.threads * per_thread) * sizeof(float));
-  const Weights w{a.w_dtype, a.weight, a.N, a.K, false};
+  const Left h = Left::at(lease.floats(), a.K, w.precision);  // (chunk, K)
   run_team(a.threads, [&](const Team& team) {
-    float* const h = lease.floats();
-    float* const scratch = h + copy + team.rank * per_thread;
+    float* const scratch = lease.floats() + copy + team.rank * per_thread;
     for (int64_t m0 = 0; m0 < rows_total; m0 += chunk) {
       const int64_t M = min(chunk, rows_total - m0);
+      const auto x = [&](int64_t m) { return offset(a.x_dtype, a.x, (m0 + m) * a.x_stride); };
       if (!direct) {
         const Range rows = team.share(M);
-        for (int64_t m = rows.begin; m < rows.end; ++m)
-          widen_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), h + m * h_stride,
-                    a.K);
+        for (int64_t m = rows.begin; m < rows.end; ++m) {
+          float* const row = h.open(m, scratch + for_gemm);
+          widen_row(a.x_dtype, x(m), row, a.K);
+          h.close(m, row, a.K);
+        }
         team.sync();
       }
-      const float* A = direct ? static_cast<const float*>(a.x) + m0 * a.x_stride : h;
-      gemm(team, A, direct ? a.x_stride : h_stride, M, w, scratch,
+      gemm(team, direct ? Left::in_place(x(0), a.x_stride) : h, M, w, scratch,
            ResidualEpilogue{.bias = a.bias,
                             .gamma = a.gamma,
                             .dtype = a.y_dtype,

@@ -2,6 +2,9 @@
 // steps.
 #pragma once
 #include "simd.hpp"
+#if defined(VITKERN_AMX)
+#include "amx.hpp"
+#endif
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -29,17 +32,28 @@ struct Team {
   }
 };
 
+// What a thread must set up before it runs kernels.
+#if defined(VITKERN_AMX)
+using ThreadState = TileState;
+#else
+struct ThreadState {};
+#endif
+
 // body(Team) on `threads` threads of the pool that PyTorch uses too.
 template <class Body>
 void run_team(int threads, const Body& body) {
 #if defined(_OPENMP)
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
-    body(Team{omp_get_thread_num(), omp_get_num_threads()});
+    {
+      [[maybe_unused]] const ThreadState state{};
+      body(Team{omp_get_thread_num(), omp_get_num_threads()});
+    }
     return;
   }
 #endif
   (void)threads;
+  [[maybe_unused]] const ThreadState state{};
   body(Team{0, 1});
 }
 

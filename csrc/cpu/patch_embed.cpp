@@ -24,24 +24,29 @@ void write_prefix(const patch_embed_args& a, int64_t b, int64_t S, float* row) {
 void patch_embed(const patch_embed_args& a) {
   const Image image{a.image_dtype, a.image,    a.C,        a.Y,        a.X,    a.py, a.px,
                     a.b_stride,    a.c_stride, a.y_stride, a.x_stride, a.mean, a.std};
-  const int64_t patches = image.patches(), M_total = a.B * patches, P = image.row_length();
-  const int64_t chunk = min(M_total, kChunkRows), h_stride = row_stride(P);
-  const int64_t for_gemm = gemm_scratch(chunk), per_thread = for_gemm + row_stride(a.D);
-  const Lease lease((chunk * h_stride + a.threads * per_thread) * sizeof(float));
-  float* const h = lease.floats();  // (chunk, P)
-  const Weights w{a.w_dtype, a.weight, a.D, P, false};
+  const Weights w = plain_weights(a.w_dtype, a.weight, a.D, image.row_length());
+  const int64_t patches = image.patches(), M_total = a.B * patches,
+                chunk = min(M_total, kChunkRows);
+  const int64_t shared = Left::floats(chunk, w.K, w.precision);
+  const int64_t for_gemm = gemm_scratch(chunk, w.K, w.precision),
+                per_thread = for_gemm + row_stride(max(a.D, w.K));
+  const Lease lease((shared + a.threads * per_thread) * sizeof(float));
+  const Left h = Left::at(lease.floats(), w.K, w.precision);  // (chunk, C * py * px)
   run_team(a.threads, [&](const Team& team) {
-    float* const scratch = h + chunk * h_stride + team.rank * per_thread;
+    float* const scratch = lease.floats() + shared + team.rank * per_thread;
     const Range images = team.share(a.B);
     for (int64_t b = images.begin; b < images.end; ++b)
       write_prefix(a, b, a.T + patches, scratch + for_gemm);
     for (int64_t m0 = 0; m0 < M_total; m0 += chunk) {
       const int64_t M = min(chunk, M_total - m0);
       const Range rows = team.share(M);
-      for (int64_t m = rows.begin; m < rows.end; ++m)
-        unfold_patch(image, (m0 + m) / patches, (m0 + m) % patches, h + m * h_stride);
+      for (int64_t m = rows.begin; m < rows.end; ++m) {
+        float* const row = h.open(m, scratch + for_gemm);
+        unfold_patch(image, (m0 + m) / patches, (m0 + m) % patches, row);
+        h.close(m, row, w.K);
+      }
       team.sync();
-      gemm(team, h, h_stride, M, w, scratch,
+      gemm(team, h, M, w, scratch,
            PatchEpilogue{.bias = a.bias,
                          .position = a.position,
                          .dtype = a.w_dtype,

@@ -53,4 +53,10 @@ inline void widen_row(DType type, const void* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; i += Vec::kLanes) load_as(type, x, i, n - i).store(y + i, n - i);
 }
 
+// x (n) fp32 -> elements `at` onwards of y, of any float dtype
+inline void narrow_row(const float* x, DType type, void* y, int64_t at, int64_t n) {
+  for (int64_t i = 0; i < n; i += Vec::kLanes)
+    store_as(type, y, at + i, Vec::load(x + i, n - i), n - i);
+}
+
 }  // namespace

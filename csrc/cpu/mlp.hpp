@@ -1,0 +1,93 @@
+// The MLP of a block by a team: LayerNorm, fc1, activation, fc2, residual. A chunk of rows goes
+// through both products while its hidden rows are in cache: they never reach memory. Where F is
+// wide for the cache (hidden_columns), fc1 makes a part of the hidden columns at a time and fc2
+// adds up what each contributes.
+#pragma once
+#include "epilogue.hpp"
+#include "gemm.hpp"
+#include "kernels.hpp"
+#include "rows.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+using vitkern::mlp_args;
+
+struct MlpScratch {
+  int64_t chunk, columns;           // rows and hidden columns at a time
+  int64_t h, hidden, sums, shared;  // floats, in this order
+  int64_t sums_stride;
+  int64_t for_gemm, per_thread;
+
+  MlpScratch(int64_t M, int64_t D, int64_t F, Precision precision, int threads) {
+    chunk = min(M, hidden_rows(F, precision, threads));
+    columns = hidden_columns(F);
+    sums_stride = row_stride(D);
+    h = Left::floats(chunk, D, precision);
+    hidden = Left::floats(chunk, columns, precision);
+    sums = columns < F ? chunk * sums_stride : 0;
+    shared = h + hidden + sums;
+    for_gemm = gemm_scratch(chunk, max(D, columns), precision);
+    per_thread = for_gemm + row_stride(D);
+  }
+};
+
+// Rows of x and y (which may be x) are a.x_stride and y_stride apart; `memory` holds n.shared
+// floats for the team, `scratch` n.per_thread for this thread. Ends with a sync.
+inline void mlp_by(const Team& team, const mlp_args& a, int64_t y_stride, const Weights& fc1,
+                   const Weights& fc2, const MlpScratch& n, float* memory, float* scratch) {
+  const int64_t M_total = a.B * a.S;
+  const Left h = Left::at(memory, a.D, fc1.precision);                   // (chunk, D)
+  const Left hidden = Left::at(memory + n.h, n.columns, fc1.precision);  // (chunk, columns)
+  float* const sums = memory + n.h + n.hidden;                           // (chunk, D)
+  for (int64_t m0 = 0; m0 < M_total; m0 += n.chunk) {
+    const int64_t M = min(n.chunk, M_total - m0);
+    const Range rows = team.share(M);
+    for (int64_t m = rows.begin; m < rows.end; ++m) {
+      float* const row = h.open(m, scratch + n.for_gemm);
+      normalise_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), a.norm_weight,
+                    a.norm_bias, DType::f32, row, a.stats ? a.stats + 2 * (m0 + m) : nullptr, a.D,
+                    a.eps);
+      h.close(m, row, a.D);
+    }
+    team.sync();
+    int64_t f0 = 0;
+    do {  // at least once: F = 0 leaves the bias
+      const int64_t F = min(n.columns, a.F - f0);
+      gemm(team, h, M, fc1.part(f0, F, 0, a.D), scratch,
+           StoreEpilogue<Left>{.bias = a.fc1_bias ? a.fc1_bias + f0 : nullptr,
+                               .activation = a.activation,
+                               .y = hidden,
+                               .pre_dtype = a.w_dtype,
+                               .pre = a.pre,
+                               .N = a.F,
+                               .first_row = m0,
+                               .first_column = f0,
+                               .dropout = a.dropout});
+      team.sync();
+      const Weights part = fc2.part(0, a.D, f0, F);
+      if (f0 + F < a.F)
+        gemm(team, hidden, M, part, scratch, SumEpilogue{sums, n.sums_stride, f0 == 0});
+      else
+        gemm(team, hidden, M, part, scratch,
+             ResidualEpilogue{.bias = a.fc2_bias,
+                              .gamma = a.gamma,
+                              .dtype = a.x_dtype,
+                              .residual = a.x,
+                              .residual_stride = a.x_stride,
+                              .y = a.y,
+                              .y_stride = y_stride,
+                              .N = a.D,
+                              .dropout = a.dropout,
+                              .path = a.path,
+                              .S = a.S,
+                              .first_row = m0,
+                              .sums = f0 > 0 ? sums : nullptr,
+                              .sums_stride = n.sums_stride});
+      team.sync();
+      f0 += F;
+    } while (f0 < a.F);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,254 @@
+// The factors of the AMX products: numbers as sums of bf16 terms (bf16 1, tf32 2, fp32 3), in the
+// order in which tiles are loaded.
+//
+//   A (M, K)  [32 rows][32 steps][term][2 tiles][16 rows][32 steps]
+//   W (N, K)  [32 columns][32 steps][term][2 tiles][16 pairs of steps][16 columns][2]
+//
+// What is missing in the last tile of steps is zero on both sides; rows beyond M are never used.
+#pragma once
+#include "amx.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+constexpr int64_t kTileRows = 32;
+constexpr int64_t kNR = 32;
+constexpr int64_t kSteps = 32;                  // of K in a tile
+constexpr int64_t kPairBytes = 2 * kTileBytes;  // two tiles side by side, or one above the other
+
+constexpr int terms_of(Precision p) {
+  return p == Precision::bf16 ? 1 : p == Precision::tf32 ? 2 : 3;
+}
+
+// ---- Numbers as sums of bf16 numbers ---------------------------------------------
+
+inline Vec rounded(Vec x) {  // to bf16, as fp32
+  const __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+
+// x = part[0] + part[1] + ..., exactly with three. A number that is not finite goes into the last
+// part, which only meets the other factor's first: a zero part times infinity would be NaN.
+template <int terms>
+inline void split(Vec x, Vec* part) {
+  part[0] = rounded(x);
+  if constexpr (terms > 1) {
+    Vec rest = x - part[0];  // NaN where x is not finite
+    const __mmask16 finite = _mm512_cmp_ps_mask(rest.v, rest.v, _CMP_ORD_Q);
+    for (int t = 1; t < terms; ++t) {
+      part[t] = {_mm512_maskz_mov_ps(finite, rounded(rest).v)};
+      rest = rest - part[t];
+    }
+    part[terms - 1].v = _mm512_mask_mov_ps(part[0].v, finite, part[terms - 1].v);
+    part[0].v = _mm512_maskz_mov_ps(finite, part[0].v);
+  }
+}
+
+// 32 bf16 numbers of each term: the first sixteen from a, then from b.
+template <int terms>
+inline void split_pair(Vec a, Vec b, __m512i* out) {
+  Vec first[terms], second[terms];
+  split<terms>(a, first);
+  split<terms>(b, second);
+  for (int t = 0; t < terms; ++t)
+    out[t] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second[t].v, first[t].v));
+}
+
+// Calls f<terms>() with the terms known to the compiler.
+template <class F>
+inline void with_terms(int terms, const F& f) {
+  if (terms == 1)
+    f.template operator()<1>();
+  else if (terms == 2)
+    f.template operator()<2>();
+  else
+    f.template operator()<3>();
+}
+
+// ---- A ---------------------------------------------------------------------------
+
+struct Left {
+  char* data;
+  int64_t K;
+  int terms;
+
+  static int64_t block_bytes(int64_t K, int terms) {
+    return ceil_div(K, kSteps) * terms * kPairBytes;
+  }
+  static Left at(float* memory, int64_t K, Precision p) {
+    return {reinterpret_cast<char*>(memory), K, terms_of(p)};
+  }
+  static int64_t floats(int64_t M, int64_t K, Precision p) {
+    return ceil_div(M, kTileRows) * block_bytes(K, terms_of(p)) / 4;
+  }
+  static bool reads_in_place(DType, int64_t) { return false; }
+  static Left in_place(const void*, int64_t) { return {}; }
+  static Left of_scores(float*, int64_t K, float* memory, Precision p) { return at(memory, K, p); }
+
+  const char* block(int64_t m) const { return data + m / kTileRows * block_bytes(K, terms); }
+  char* at(int64_t m, int64_t k) const {  // of the first term; the others follow, kPairBytes apart
+    return const_cast<char*>(block(m)) + k / kSteps * terms * kPairBytes + m / 16 % 2 * kTileBytes +
+           m % 16 * kTileStride + k % kSteps * 2;
+  }
+
+  // Row m is written between open and close, at the address that open returns.
+  float* open(int64_t, float* row) const { return row; }
+  void close(int64_t m, const float* row, int64_t n) const {
+    with_terms(terms, [&]<int kTerms>() {
+      __m512i part[kTerms];
+      for (int64_t k = 0; k < n; k += kSteps) {
+        split_pair<kTerms>(Vec::load(row + k, n - k),
+                           n - k > 16 ? Vec::load(row + k + 16, n - k - 16) : Vec::set(0), part);
+        for (int t = 0; t < kTerms; ++t) _mm512_store_si512(at(m, k) + t * kPairBytes, part[t]);
+      }
+    });
+  }
+  // Columns k .. k + n of row m, k a multiple of 16. At the row's end its last tile is filled up.
+  void store(int64_t m, int64_t k, Vec v, int64_t n) const {
+    const bool last = k + n >= K;
+    const Vec x = n < 16 ? v.keep_first(n, 0) : v;
+    with_terms(terms, [&]<int kTerms>() {
+      Vec part[kTerms];
+      split<kTerms>(x, part);
+      for (int t = 0; t < kTerms; ++t) {
+        char* const to = at(m, k) + t * kPairBytes;
+        const __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(part[t].v));
+        _mm256_mask_storeu_epi16(to, last ? 0xffff : Vec::first(n), half);
+        if (last && k % kSteps == 0)
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32), _mm256_setzero_si256());
+      }
+    });
+  }
+  // The same from memory, and for any k: a head's columns may start anywhere.
+  void put(int64_t m, int64_t k, const float* from, int64_t n) const {
+    while (n > 0) {
+      const int64_t some = min(n, 16 - k % 16);
+      if (k % 16 == 0)
+        store(m, k, Vec::load(from, some), some);
+      else
+        put_some(m, k, from, some);
+      from += some;
+      k += some;
+      n -= some;
+    }
+  }
+
+ private:
+  // Fewer than 16 columns that do not start at a multiple of 16, and end at one or at the row's
+  // end.
+  void put_some(int64_t m, int64_t k, const float* from, int64_t n) const {
+    const int64_t lane = k % 16;
+    float row[16] = {};
+    memcpy(row + lane, from, n * sizeof(float));
+    const __mmask16 mask = static_cast<__mmask16>((k + n >= K ? 0xffff : (1u << (lane + n)) - 1) &
+                                                  ~((1u << lane) - 1));
+    const int64_t first = k - lane;
+    with_terms(terms, [&]<int kTerms>() {
+      Vec part[kTerms];
+      split<kTerms>(Vec::load(row), part);
+      for (int t = 0; t < kTerms; ++t) {
+        char* const to = at(m, first) + t * kPairBytes;
+        const __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(part[t].v));
+        _mm256_mask_storeu_epi16(to, mask, half);
+        if (k + n >= K && first % kSteps == 0)
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32), _mm256_setzero_si256());
+      }
+    });
+  }
+};
+
+// ---- W ---------------------------------------------------------------------------
+
+inline int64_t panel_bytes(int64_t K, int terms) {
+  return ceil_div(K, kSteps) * terms * kPairBytes;
+}
+inline int64_t panel_floats(int64_t K, Precision p) { return panel_bytes(K, terms_of(p)) / 4; }
+inline int64_t packed_bytes(int64_t N, int64_t K, Precision p) {
+  return ceil_div(N, kNR) * panel_bytes(K, terms_of(p));
+}
+
+// Numbers i .. i + 32 of an array as terms; n of them are there.
+template <int terms>
+inline void load_terms(DType type, const void* p, int64_t i, int64_t n, __m512i* out) {
+  if (terms == 1 && type == DType::bf16) {
+    const __mmask32 there = n >= 32 ? 0xffffffff : (1u << n) - 1;
+    out[0] = _mm512_maskz_loadu_epi16(there, static_cast<const bf16*>(p) + i);
+  } else {
+    split_pair<terms>(load_as(type, p, i, n),
+                      n > 16 ? load_as(type, p, i + 16, n - 16) : Vec::set(0), out);
+  }
+}
+
+// Rows (n, K), n <= 32 of them, as a panel; the missing ones are zero.
+template <int terms>
+inline void pack_rows(DType type, const void* rows, int64_t stride, int64_t n, int64_t K,
+                      char* panel) {
+  for (int64_t k = 0; k < K; k += kSteps)
+    for (int64_t half = 0; half < 2; ++half) {
+      Vec part[terms][16];
+      for (int64_t i = 0; i < 16; ++i) {
+        __m512i numbers[terms] = {};
+        const int64_t j = half * 16 + i;
+        if (j < n) load_terms<terms>(type, rows, j * stride + k, K - k, numbers);
+        for (int t = 0; t < terms; ++t) part[t][i] = {_mm512_castsi512_ps(numbers[t])};
+      }
+      for (int t = 0; t < terms; ++t) {
+        char* const tile = panel + (k / kSteps * terms + t) * kPairBytes + half * kTileBytes;
+        transpose(part[t]);  // 16 columns x 16 pairs of steps -> the other way round
+        for (int64_t i = 0; i < 16; ++i)
+          part[t][i].store(reinterpret_cast<float*>(tile + i * kTileStride));
+      }
+    }
+}
+
+// Panel `panel` of a weight that is not packed.
+inline void convert_panel(const Weights& w, int64_t panel, char* out) {
+  const int64_t row = w.first_row + panel * kNR;
+  const void* const from = offset(w.dtype, w.data, row * w.pitch + w.first_step);
+  with_terms(terms_of(w.precision), [&]<int terms>() {
+    pack_rows<terms>(w.dtype, from, w.pitch, w.N - panel * kNR, w.K, out);
+  });
+}
+
+inline void pack_panel(const Weights& w, int64_t panel, float*, void* panels) {
+  convert_panel(w, panel,
+                static_cast<char*>(panels) + panel * panel_bytes(w.K, terms_of(w.precision)));
+}
+
+// ---- Factors inside attention ----------------------------------------------------
+
+// Keys (n, E) as the panel of a product with queries: kNR of them at most.
+inline void pack_keys(DType type, const void* keys, int64_t stride, int64_t n, int64_t E,
+                      Precision p, float* panel) {
+  with_terms(terms_of(p), [&]<int terms>() {
+    pack_rows<terms>(type, keys, stride, n, E, reinterpret_cast<char*>(panel));
+  });
+}
+
+// Columns of values (n, columns) as the panel of a product with weights: kNR at most.
+inline void pack_values(DType type, const void* values, int64_t stride, int64_t n, int64_t columns,
+                        Precision p, float* panel) {
+  with_terms(terms_of(p), [&]<int terms>() {
+    char* to = reinterpret_cast<char*>(panel);
+    for (int64_t j = 0; j < round_up(n, kSteps); j += 2) {
+      char* const pair = to + j / kSteps * terms * kPairBytes + j % kSteps / 2 * kTileStride;
+      for (int64_t e = 0; e < kNR; e += 16) {
+        Vec even[terms], odd[terms];
+        const auto load = [&](int64_t row) {
+          return row < n && e < columns ? load_as(type, values, row * stride + e, columns - e)
+                                        : Vec::set(0);
+        };
+        split<terms>(load(j), even);
+        split<terms>(load(j + 1), odd);
+        for (int t = 0; t < terms; ++t) {
+          const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even[t].v), 16);
+          const __m512i both =
+              _mm512_mask_mov_epi16(low, 0xaaaaaaaa, _mm512_castps_si512(odd[t].v));
+          _mm512_store_si512(pair + t * kPairBytes + e / 16 * kTileBytes, both);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
