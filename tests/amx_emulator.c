@@ -260,10 +260,9 @@ static const uint8_t* execute_scalar(const uint8_t* p, greg_t* g) {
     op = o.reg & 7, y = signed_at(o.end, bytes) & mask, o.end += bytes;
   }
   if (op != 0 && op != 5 && op != 7) return NULL;
-  const uint64_t z = (op ? x - y : x + y) & mask, overflow = (op ? x ^ y : ~(x ^ y)) & (x ^ z);
+  const uint64_t z = (op ? x - y : x + y) & mask, over = (op ? x ^ y : ~(x ^ y)) & (x ^ z);
   const int cf = op ? x < y : z < x, pf = !__builtin_parity(z & 255), af = (x ^ y ^ z) >> 4 & 1;
-  const int flags =
-      cf | pf << 2 | af << 4 | !z << 6 | !!(z & sign) << 7 | !!(overflow & sign) << 11;
+  const int flags = cf | pf << 2 | af << 4 | !z << 6 | !!(z & sign) << 7 | !!(over & sign) << 11;
   const greg_t changed = is_step ? 0x8d4 : 0x8d5;  // INC and DEC leave CF alone
   g[REG_EFL] = (g[REG_EFL] & ~changed) | (flags & changed);
   if (op != 7) *target = z;
@@ -277,8 +276,9 @@ static struct sigaction theirs[NSIG];  // what others installed for SIGILL and S
 static void forward(int number, siginfo_t* info, void* context) {
   const struct sigaction other = theirs[number];
   const int was_sent = info->si_code <= 0;  // by kill or raise; not the fault of an instruction
-  if (other.sa_flags & SA_SIGINFO) return other.sa_sigaction(number, info, context);
-  if (other.sa_handler != SIG_DFL && other.sa_handler != SIG_IGN) return other.sa_handler(number);
+  const int handled = other.sa_handler != SIG_DFL && other.sa_handler != SIG_IGN;
+  if (handled && other.sa_flags & SA_SIGINFO) return other.sa_sigaction(number, info, context);
+  if (handled) return other.sa_handler(number);
   if (other.sa_handler == SIG_IGN && was_sent) return;
   __sigaction(number, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
   if (was_sent) raise(number);  // otherwise the instruction faults again

@@ -114,6 +114,48 @@ def test_tf32_is_more_exact_than_tf32_units(changes, isa, images):
     assert error.within(yardstick, (0.5, 0.5), torch.float32), f"{error} against {yardstick}"
 
 
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_bf16_stays_as_exact_as_torch_with_outliers(isa, images):
+    """One column in forty outweighs the others, as channels of trained ViTs do."""
+    model = tiny(width=192, heads=3, mlp_width=300)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter[..., ::40] *= 30
+    truth, _ = truth_and_torch(model, images)
+    half = copy.deepcopy(model).bfloat16()
+    half.path = "reference"
+    with torch.inference_mode():
+        torchs = half(images.bfloat16())
+        ours = Engine(model, "bf16", isa=isa).logits(images)
+    error, yardstick = Error.of(ours, truth), Error.of(torchs, truth)
+    assert error.within(yardstick, (1.0, 1.0), torch.bfloat16), f"{error} against {yardstick}"
+
+
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_the_largest_sums_do_not_overflow(isa):
+    """Equal numbers: where products are integers, each is as large as it can be."""
+    model = tiny(depth=1, classes=0, final_norm="none", class_token=False, pool="mean")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.patch_embed.proj.weight.fill_(-0.37)
+    with torch.inference_mode():
+        got = Engine(model, "bf16", isa=isa).logits(torch.full((1, 3, 48, 48), 2.5))
+    assert torch.allclose(got, torch.tensor(-0.37 * 2.5 * 3 * 8 * 8), rtol=2**-8)
+
+
+@pytest.mark.parametrize("bad", (float("nan"), float("inf")))
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_an_image_with_a_bad_pixel_spoils_itself_only(isa, precision, bad, images):
+    engine = Engine(tiny(), precision, isa=isa)
+    good = engine.logits(images)
+    images[2, 1, 5, 5] = bad
+    got = engine.logits(images)
+    assert got[2].isnan().all()
+    assert torch.equal(got[[0, 1, 3, 4, 5, 6]], good[[0, 1, 3, 4, 5, 6]])
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_the_class_row_alone_has_the_bits_of_all_rows(isa, precision, images):

@@ -38,7 +38,7 @@ void attention(const attention_args& a) {
     for (int64_t item = items.begin; item < items.end; ++item) {
       const int64_t head = item / splits;
       const Range part =
-          Team{static_cast<int>(item % splits), static_cast<int>(splits)}.share(a.S, kTileRows);
+          Team{static_cast<int>(item % splits), static_cast<int>(splits)}.share(a.S, kQueries);
       const auto row = [&](int64_t s) {  // of y: where this head's part of token s starts
         return ((head / a.H * a.S + s) * a.H + head % a.H) * a.E;
       };

@@ -46,6 +46,9 @@ const std::vector<IsaRow>& isa_rows() {  // best first; asked once: AMX costs a 
 #if defined(VITKERN_HAVE_AMX)
       {Isa::amx, "amx", has_avx512() && has_avx512_bf16() && amx_usable()},
 #endif
+#if defined(VITKERN_HAVE_AVX512_VNNI)
+      {Isa::avx512_vnni, "avx512_vnni", has_avx512() && __builtin_cpu_supports("avx512vnni")},
+#endif
 #if defined(VITKERN_HAVE_AVX512)
       {Isa::avx512, "avx512", has_avx512()},
 #endif
@@ -105,6 +108,7 @@ const char* isa_name(Isa isa) {
 #if defined(VITKERN_HAVE_AVX512)
 #define VITKERN_AVX512_CASE(kernel) \
   case Isa::avx512:                 \
+  case Isa::avx512_vnni:            \
     return avx512::kernel(args);
 #else
 #define VITKERN_AVX512_CASE(kernel)
@@ -116,17 +120,30 @@ const char* isa_name(Isa isa) {
 #else
 #define VITKERN_AVX2_CASE(kernel)
 #endif
-#define VITKERN_KERNEL(kernel)                      \
+#if defined(VITKERN_HAVE_AVX512_VNNI)
+#define VITKERN_VNNI_CASE(kernel)                                   \
+  if (isa == Isa::avx512_vnni && args.precision == Precision::bf16) \
+    return avx512_vnni::kernel(args);
+#else
+#define VITKERN_VNNI_CASE(kernel)
+#endif
+#define VITKERN_SWITCH(kernel)       \
+  switch (isa) {                     \
+    VITKERN_AMX_CASE(kernel)         \
+    VITKERN_AVX512_CASE(kernel)      \
+    VITKERN_AVX2_CASE(kernel)        \
+    default:                         \
+      return portable::kernel(args); \
+  }
+#define VITKERN_KERNEL(kernel) \
+  void kernel(Isa isa, const kernel##_args& args) { VITKERN_SWITCH(kernel) }
+#define VITKERN_ENGINE(kernel)                      \
   void kernel(Isa isa, const kernel##_args& args) { \
-    switch (isa) {                                  \
-      VITKERN_AMX_CASE(kernel)                      \
-      VITKERN_AVX512_CASE(kernel)                   \
-      VITKERN_AVX2_CASE(kernel)                     \
-      default:                                      \
-        return portable::kernel(args);              \
-    }                                               \
+    VITKERN_VNNI_CASE(kernel)                       \
+    VITKERN_SWITCH(kernel)                          \
   }
 #include "kernels.inc"
+#undef VITKERN_ENGINE
 #undef VITKERN_KERNEL
 
 std::vector<Feature> cpu_features() {

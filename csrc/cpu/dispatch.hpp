@@ -7,7 +7,8 @@
 
 namespace vitkern {
 
-enum class Isa { portable, avx2, avx512, amx };
+// avx512_vnni is avx512 with integer products in the engine's bf16 precision.
+enum class Isa { portable, avx2, avx512, avx512_vnni, amx };
 
 std::vector<std::string> available_isas();  // best first: compiled in and supported by this CPU
 Isa isa_named(
@@ -15,7 +16,9 @@ Isa isa_named(
 const char* isa_name(Isa isa);
 
 #define VITKERN_KERNEL(kernel) void kernel(Isa isa, const kernel##_args& args);
+#define VITKERN_ENGINE(kernel) VITKERN_KERNEL(kernel)
 #include "kernels.inc"
+#undef VITKERN_ENGINE
 #undef VITKERN_KERNEL
 
 struct Feature {

@@ -1,8 +1,8 @@
 // One head of attention, flash style: keys and values in panels, scores of one tile of queries at a
 // time.
 //
-//   for each tile of kTileRows queries
-//     for each block of kKeys keys     scores (kTileRows, kKeys): 14 KiB (AVX-512), 32 KiB (AMX)
+//   for each tile of kQueries queries
+//     for each block of kKeys keys     scores (kQueries, kKeys): 14 KiB (AVX-512), 32 KiB (AMX)
 //       s = q k^T * scale + bias;  m' = max(m, s);  p = e^(s - m')
 //       l = l * e^(m - m') + sum p;  o = o * e^(m - m') + p v
 //     y = o / l,  lse = m + log l
@@ -18,7 +18,10 @@
 
 namespace {
 
-constexpr int64_t kKeys = 8 * kNR;
+using HeadLeft = head_tiles::Left;
+constexpr int64_t kQueries = head_tiles::kTileRows;  // in a tile
+constexpr int64_t kColumns = head_tiles::kNR;        // of a panel: keys, or columns of the values
+constexpr int64_t kKeys = 8 * kColumns;
 
 struct Head {
   DType dtype;
@@ -41,15 +44,16 @@ struct FlashScratch {
   int64_t total;
 
   FlashScratch(int64_t n, int64_t E, Precision precision)
-      : k_panel(panel_floats(E, precision)), v_panel(panel_floats(n, precision)) {
-    const int64_t E_padded = round_up(E, kNR);
+      : k_panel(head_tiles::panel_floats(E, precision)),
+        v_panel(head_tiles::panel_floats(n, precision)) {
+    const int64_t E_padded = round_up(E, kColumns);
     k = 0;
-    v = k + round_up(ceil_div(n, kNR) * k_panel, kLine);
-    q = v + round_up(ceil_div(E, kNR) * v_panel, kLine);
-    s = q + Left::floats(kTileRows, E, precision);
-    p = s + kTileRows * kKeys;
-    o = p + Left::floats(kTileRows, kKeys, precision);
-    row = o + kTileRows * E_padded;
+    v = k + round_up(ceil_div(n, kColumns) * k_panel, kLine);
+    q = v + round_up(ceil_div(E, kColumns) * v_panel, kLine);
+    s = q + HeadLeft::floats(kQueries, E, precision);
+    p = s + kQueries * kKeys;
+    o = p + HeadLeft::floats(kQueries, kKeys, precision);
+    row = o + kQueries * E_padded;
     total = row + round_up(E, kLine);
   }
 };
@@ -86,25 +90,25 @@ inline float soften(float* s, int64_t n, float scale, const float* bias, float* 
 // Queries [queries) of a head against the keys [keys). out(i, o) takes row i of the result, (E).
 template <class Out>
 inline void attend(const Head& h, Range queries, Range keys, float* scratch, const Out& out) {
-  const int64_t n = keys.end - keys.begin, E_padded = round_up(h.E, kNR);
+  const int64_t n = keys.end - keys.begin, E_padded = round_up(h.E, kColumns);
   const FlashScratch at(h.S, h.E, h.precision);
-  float* const k_panels = scratch + at.k;  // for each kNR keys
-  float* const v_panels = scratch + at.v;  // for each kNR columns
-  float* const s = scratch + at.s;         // (kTileRows, kKeys)
-  float* const o = scratch + at.o;         // (kTileRows, E_padded)
-  const Left q = Left::at(scratch + at.q, h.E, h.precision);
-  const Left p = Left::of_scores(s, kKeys, scratch + at.p, h.precision);
+  float* const k_panels = scratch + at.k;  // for each kColumns keys
+  float* const v_panels = scratch + at.v;  // for each kColumns columns
+  float* const s = scratch + at.s;         // (kQueries, kKeys)
+  float* const o = scratch + at.o;         // (kQueries, E_padded)
+  const HeadLeft q = HeadLeft::at(scratch + at.q, h.E, h.precision);
+  const HeadLeft p = HeadLeft::of_scores(s, kKeys, scratch + at.p, h.precision);
 
-  for (int64_t j = 0; j < n; j += kNR)
-    pack_keys(h.dtype, offset(h.dtype, h.k, (keys.begin + j) * h.stride), h.stride, n - j, h.E,
-              h.precision, k_panels + j / kNR * at.k_panel);
-  for (int64_t e = 0; e < h.E; e += kNR)
-    pack_values(h.dtype, offset(h.dtype, h.v, keys.begin * h.stride + e), h.stride, n, h.E - e,
-                h.precision, v_panels + e / kNR * at.v_panel);
+  for (int64_t j = 0; j < n; j += kColumns)
+    head_tiles::pack_keys(h.dtype, offset(h.dtype, h.k, (keys.begin + j) * h.stride), h.stride,
+                          n - j, h.E, h.precision, k_panels + j / kColumns * at.k_panel);
+  for (int64_t e = 0; e < h.E; e += kColumns)
+    head_tiles::pack_values(h.dtype, offset(h.dtype, h.v, keys.begin * h.stride + e), h.stride, n,
+                            h.E - e, h.precision, v_panels + e / kColumns * at.v_panel);
 
-  for (int64_t i0 = queries.begin; i0 < queries.end; i0 += kTileRows) {
-    const int64_t R = min(kTileRows, queries.end - i0);
-    float m[kTileRows], l[kTileRows];
+  for (int64_t i0 = queries.begin; i0 < queries.end; i0 += kQueries) {
+    const int64_t R = min(kQueries, queries.end - i0);
+    float m[kQueries], l[kQueries];
     for (int64_t r = 0; r < R; ++r) {
       m[r] = -INFINITY;
       l[r] = 0;
@@ -115,8 +119,9 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch, con
     memset(o, 0, R * E_padded * sizeof(float));
     for (int64_t j0 = 0; j0 < n; j0 += kKeys) {
       const int64_t J = min(kKeys, n - j0);
-      for (int64_t j = 0; j < J; j += kNR)
-        multiply_panel(q, R, k_panels + (j0 + j) / kNR * at.k_panel, 0, h.E, s + j, kKeys, false);
+      for (int64_t j = 0; j < J; j += kColumns)
+        head_tiles::multiply_panel(q, R, k_panels + (j0 + j) / kColumns * at.k_panel, 0, h.E, s + j,
+                                   kKeys, false);
       for (int64_t r = 0; r < R; ++r) {
         float* const row = s + r * kKeys;
         const int64_t key = keys.begin + j0, query = i0 + r;
@@ -131,8 +136,9 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch, con
           (Vec::load(to) * Vec::set(shrink)).store(to);
         }
       }
-      for (int64_t e = 0; e < E_padded; e += kNR)
-        multiply_panel(p, R, v_panels + e / kNR * at.v_panel, j0, J, o + e, E_padded, true);
+      for (int64_t e = 0; e < E_padded; e += kColumns)
+        head_tiles::multiply_panel(p, R, v_panels + e / kColumns * at.v_panel, j0, J, o + e,
+                                   E_padded, true);
     }
     for (int64_t r = 0; r < R; ++r) {
       float* const row = o + r * E_padded;

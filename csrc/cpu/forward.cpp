@@ -128,6 +128,7 @@ struct Pass {
              [&](int64_t i, const float* o) { y.put(b * queries + i, head * E, o, E); });
     }
     team.sync();
+    settle(team, y, images * queries);
   }
 
   // Every step-th row leaves the block; the others only serve as keys and values.

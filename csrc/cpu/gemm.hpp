@@ -3,10 +3,11 @@
 // How A and W lie in memory and what a tile is differ between the instruction sets; each header
 // below defines the same names:
 //
-//   kTileRows, kNR       the tile: rows of A that share one pass over a panel, columns of a panel
-//   Left                 A, in the order in which its tiles are read; operators write rows into it
-//   gemm_scratch, gemm_part, convert_panel, panel_floats           products with weights
-//   pack_keys, pack_values, multiply_panel                         products inside attention
+//   kTileRows, kNR, kMaxRows   rows of A in a tile, columns of a panel, rows of A in L2
+//   Left                       A, in the order that its tiles are read in; operators write its rows
+//   gemm_scratch, gemm_part, packed_bytes, pack_panel     products with weights
+//   panel_floats, pack_keys, pack_values, multiply_panel  products inside attention (head_tiles)
+//   group_rows, row_dtype, hidden_rows, hidden_columns    how the engine and the MLP cut their work
 #pragma once
 #include "parallel.hpp"
 
@@ -47,11 +48,33 @@ inline Weights plain_weights(DType dtype, const void* data, int64_t N, int64_t K
 
 #if defined(VITKERN_AMX)
 #include "tiles_amx.hpp"
+#elif defined(VITKERN_VNNI)
+#include "tiles_vnni.hpp"
 #else
 #include "tiles_fma.hpp"
 #endif
 
 namespace {
+
+#if defined(VITKERN_AMX)
+using namespace amx_tiles;
+namespace head_tiles = amx_tiles;
+#elif defined(VITKERN_VNNI)
+using namespace vnni_tiles;
+namespace head_tiles = fma_tiles;
+#else
+using namespace fma_tiles;
+namespace head_tiles = fma_tiles;
+#endif
+
+// Makes the first M rows, stored in parts by a team that has synced since, ready for a product.
+inline void settle(const Team& team, const Left& A, int64_t M) {
+  if constexpr (Left::kSettles) {
+    const Range rows = team.share(M);
+    for (int64_t m = rows.begin; m < rows.end; ++m) A.settle(m);
+    team.sync();
+  }
+}
 
 // The whole product by a team: columns are shared out, so that no thread converts another's
 // weights; rows when there are so many that converting is cheap, or too few columns. A must be

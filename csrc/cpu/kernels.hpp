@@ -14,7 +14,8 @@ enum class DType : int32_t { f32, bf16, u8 };
 enum class Precision : int32_t {
   fp32,  // fp32 multiply-adds; on AMX three bf16 terms for each number, six products
   tf32,  // at least TF32's accuracy: as fp32; on AMX two terms, three products
-  bf16,  // both factors rounded to bf16 on AMX; elsewhere bf16 weights, fp32 multiply-adds
+  bf16,  // bf16's error or less: both factors rounded to bf16 on AMX, to 13-bit integers with a
+         // scale on AVX-512 VNNI; elsewhere bf16 weights, fp32 multiply-adds
 };
 enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
 
@@ -182,7 +183,13 @@ struct forward_args {
   namespace amx {                    \
   void kernel(const kernel##_args&); \
   }
+#define VITKERN_ENGINE(kernel)       \
+  VITKERN_KERNEL(kernel)             \
+  namespace avx512_vnni {            \
+  void kernel(const kernel##_args&); \
+  }
 #include "kernels.inc"
+#undef VITKERN_ENGINE
 #undef VITKERN_KERNEL
 
 }  // namespace vitkern

@@ -65,6 +65,7 @@ inline void mlp_by(const Team& team, const mlp_args& a, int64_t y_stride, const 
                                .first_column = f0,
                                .dropout = a.dropout});
       team.sync();
+      settle(team, hidden, M);
       const Weights part = fc2.part(0, a.D, f0, F);
       if (f0 + F < a.F)
         gemm(team, hidden, M, part, scratch, SumEpilogue{sums, n.sums_stride, f0 == 0});

@@ -10,6 +10,7 @@
 #include "scratch.hpp"
 
 namespace {
+namespace amx_tiles {
 
 constexpr int64_t kTileRows = 32;
 constexpr int64_t kNR = 32;
@@ -132,6 +133,9 @@ struct Left {
       n -= some;
     }
   }
+  // Where true, rows that were stored or put in parts must be settled before a product reads them.
+  static constexpr bool kSettles = false;
+  void settle(int64_t) const {}
 
  private:
   // Fewer than 16 columns that do not start at a multiple of 16, and end at one or at the row's
@@ -251,4 +255,5 @@ inline void pack_values(DType type, const void* values, int64_t stride, int64_t 
   });
 }
 
+}  // namespace amx_tiles
 }  // namespace

@@ -24,6 +24,7 @@
 #include "terms_amx.hpp"
 
 namespace {
+namespace amx_tiles {
 
 constexpr int64_t kGroupBytes = 384 << 10;  // 8 panels of K = 768; with the next one and A, 1.4
 constexpr int64_t kLeftBytes = 640 << 10;   //   of L2's 2 MiB
@@ -226,4 +227,5 @@ inline void multiply_panel(const Left& a, int64_t R, const float* panel, int64_t
   });
 }
 
+}  // namespace amx_tiles
 }  // namespace

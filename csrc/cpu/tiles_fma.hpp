@@ -1,36 +1,12 @@
-// Tiles of fp32 multiply-adds, for every CPU without a tile unit. Included by gemm.hpp.
-//
-//   for each group of kGroup panels
-//     for each slab of kSlab inner steps         W's part is converted, unless it is packed fp32
-//       for each part of at most kMaxRows rows   A's part stays in L2 for the whole group
-//         for each panel of kNR columns
-//           for each block of kKC steps            W's block, kKC x kNR (16 KiB), in L1 for all
-//           rows
-//             for each tile of kMR rows              kMR x kNR accumulators in registers
-//
-//        k ->            kNR
-//   A  [ kMR rows ]  x  [ W ]   kMR * kNR / lanes accumulators + kNR / lanes of W + 1 broadcast
-//
-// C waits in scratch from slab to slab; after the last one its rows go through the epilogue.
-// Each tile prefetches the next tile's A into L1 and a part of the next block of W into L2:
-// without, 8 % and 15 % of the time are spent waiting for them. Sums over blocks of kKC, not over
-// all of K, also keep the rounding error low. A result depends on its own row of A and column of W
-// only: not on M, its tile or its thread.
+// Tiles of fp32 multiply-adds, for every CPU. Included by gemm.hpp; the loops are in walk.hpp.
 #pragma once
-#include "scratch.hpp"
+#include "walk.hpp"
 
 namespace {
+namespace fma_tiles {
 
-#if defined(__AVX512F__)
-constexpr int64_t kMR = 14;  // 28 accumulators + 2 + 1 of 32 registers
-#else
-constexpr int64_t kMR = 6;  // 12 accumulators + 2 + 1 of 16 registers
-#endif
 constexpr int64_t kNR = 2 * Vec::kLanes;
-constexpr int64_t kKC = 128;
-constexpr int64_t kSlab = 6 * kKC;
 constexpr int64_t kMaxRows = 16 * kMR;  // of A's part: 224 * 768 * 4 B = 672 KiB of a 2 MiB L2
-constexpr int64_t kGroup = 8;           // panels: 8 * 32 * 768 * 4 B = 768 KiB of it when converted
 constexpr int64_t kTileRows = kMR;
 
 // Rows of the engine's groups of images: 14 tiles use a weight panel before the next is fetched.
@@ -74,6 +50,9 @@ struct Left {
   void put(int64_t m, int64_t k, const float* from, int64_t n) const {
     memcpy(data + m * stride + k, from, n * sizeof(float));
   }
+  // Where true, rows that were stored or put in parts must be settled before a product reads them.
+  static constexpr bool kSettles = false;
+  void settle(int64_t) const {}
 };
 
 // Per thread, in floats: the converted part of W, and C of a group for M rows.
@@ -166,87 +145,51 @@ inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int6
 
 inline void multiply(int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t K,
                      float* c, int64_t c_stride, bool add, Ahead ahead) {
-  switch (rows) {
-#define VITKERN_ROWS(R) \
-  case R:               \
-    return multiply_rows<R>(a, a_stride, b, K, c, c_stride, add, ahead);
-    VITKERN_ROWS(1)
-    VITKERN_ROWS(2)
-    VITKERN_ROWS(3)
-    VITKERN_ROWS(4)
-    VITKERN_ROWS(5)
-    VITKERN_ROWS(6)
-#if defined(__AVX512F__)
-    VITKERN_ROWS(7)
-    VITKERN_ROWS(8)
-    VITKERN_ROWS(9)
-    VITKERN_ROWS(10)
-    VITKERN_ROWS(11)
-    VITKERN_ROWS(12)
-    VITKERN_ROWS(13)
-    VITKERN_ROWS(14)
-#endif
-#undef VITKERN_ROWS
-  }
+  with_rows(rows, [&]<int R>() { multiply_rows<R>(a, a_stride, b, K, c, c_stride, add, ahead); });
 }
 
-// c (M, kNR) = or += a (M, K) b (K, kNR), K at most a slab; `after` is what b will be next time.
-// Tiles are of even height, 197 rows are 2 of 14 and 13 of 13: a tile of one row would take 4 / 14
-// of the time of a whole one.
-inline void multiply_slab(const float* A, int64_t a_stride, int64_t M, const float* b, int64_t K,
-                          const float* after, float* c, bool add) {
-  const int64_t tiles = ceil_div(M, kMR);
-  for (int64_t k0 = 0; k0 < K; k0 += kKC) {
-    const int64_t steps = min(kKC, K - k0);
-    const float* const next = k0 + kKC < K ? b + (k0 + kKC) * kNR : after;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t m = M * t / tiles, R = M * (t + 1) / tiles - m;
-      const float* const a = A + m * a_stride + k0;
-      const int64_t line = t * kKC * 4 % (kKC * kNR);  // this tile's share of the next block
-      multiply(R, a, a_stride, b + k0 * kNR, steps, c + m * kNR, kNR, add || k0 > 0,
-               {a + R * a_stride, next + line});
+struct Tiles {
+  static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
+
+  // W's part of a slab as fp32, [panel][k][kNR]: where it lies packed, or converted.
+  static const char* slab(const Weights& w, int64_t first, int64_t count, Range steps,
+                          float* converted, int64_t* stride) {
+    const bool ready = w.packed && packed_dtype(w.precision) == DType::f32;
+    *stride = (ready ? w.pitch : kSlab) * kNR * 4;
+    if (ready)
+      return static_cast<const char*>(
+          offset(DType::f32, w.data,
+                 (w.first_row + first * kNR) * w.pitch + (w.first_step + steps.begin) * kNR));
+    for (int64_t p = 0; p < count; ++p)
+      convert_panel(w, first + p, steps, converted + p * kSlab * kNR);
+    return reinterpret_cast<const char*>(converted);
+  }
+
+  // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next.
+  static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
+                       float* c) {
+    const float *b = reinterpret_cast<const float*>(panel),
+                *then = reinterpret_cast<const float*>(after);
+    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kMR);
+    for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kKC, b += kKC * kNR) {
+      const int64_t K = min(kKC, steps.end - k0);
+      const float* const next = k0 + kKC < steps.end ? b + kKC * kNR : then;
+      for (int64_t t = 0; t < tiles; ++t) {
+        const Range tile = tile_rows(M, t, tiles);
+        const int64_t R = tile.end - tile.begin;
+        const float* const a = A.data + (rows.begin + tile.begin) * A.stride + k0;
+        const int64_t line = t * kKC * 4 % (kKC * kNR);  // this tile's share of the next block
+        fma_tiles::multiply(R, a, A.stride, b, K, c + tile.begin * kNR, kNR, k0 > 0,
+                            {a + R * A.stride, next + line});
+      }
     }
   }
-}
+};
 
-// Rows [begin, end) of C for the panels [first, last), by one thread; `scratch` for all of A's
-// rows. epilogue(m, n0, n, c): c holds C[m][n0 .. n0 + n), n <= kNR, and may be overwritten.
 template <class Epilogue>
 void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
                const Epilogue& epilogue) {
-  const bool ready = w.packed && packed_dtype(w.precision) == DType::f32;
-  const int64_t M = rows.end - rows.begin, parts = ceil_div(M, kMaxRows);
-  float* const converted = scratch;                       // [panel][k][kNR]
-  float* const waiting = scratch + kGroup * kSlab * kNR;  // [panel][row][kNR]
-  for (int64_t first = panels.begin; first < panels.end; first += kGroup) {
-    const int64_t count = min(kGroup, panels.end - first);
-    int64_t k0 = 0;
-    do {  // at least once: K = 0 gives C = 0
-      const Range slab{k0, min(w.K, k0 + kSlab)};
-      const float* b = static_cast<const float*>(w.data) + (w.first_row + first * kNR) * w.pitch +
-                       (w.first_step + k0) * kNR;
-      if (!ready) {
-        for (int64_t p = 0; p < count; ++p)
-          convert_panel(w, first + p, slab, converted + p * kSlab * kNR);
-        b = converted;
-      }
-      const int64_t b_stride = (ready ? w.pitch : kSlab) * kNR;  // from panel to panel
-      for (int64_t part = 0; part < parts; ++part) {
-        const int64_t m0 = M * part / parts, m1 = M * (part + 1) / parts;
-        for (int64_t p = 0; p < count; ++p) {
-          float* const c = waiting + (p * M + m0) * kNR;
-          const float* const panel = b + p * b_stride;
-          if (!w.K) memset(c, 0, (m1 - m0) * kNR * sizeof(float));
-          multiply_slab(A.data + (rows.begin + m0) * A.stride + k0, A.stride, m1 - m0, panel,
-                        slab.end - slab.begin, panel + b_stride, c, k0 > 0);
-          if (slab.end < w.K) continue;
-          const int64_t n0 = (first + p) * kNR, n = min(kNR, w.N - n0);
-          for (int64_t m = m0; m < m1; ++m) epilogue(rows.begin + m, n0, n, c + (m - m0) * kNR);
-        }
-      }
-      k0 = slab.end;
-    } while (k0 < w.K);
-  }
+  walk<Tiles>(A, rows, w, panels, scratch, epilogue);
 }
 
 // ---- Products inside attention ---------------------------------------------------
@@ -272,4 +215,5 @@ inline void multiply_panel(const Left& a, int64_t R, const float* panel, int64_t
   multiply(R, a.data, a.stride, panel + k0 * kNR, K, c, c_stride, add, {a.data, panel});
 }
 
+}  // namespace fma_tiles
 }  // namespace

@@ -1,0 +1,199 @@
+// Tiles of integer multiply-adds (AVX-512 VNNI) for the engine's bf16 precision: twice the rate of
+// fp32 ones. Included by gemm.hpp; the loops are in walk.hpp.
+//
+// 128 steps of a row, of A or of W, are integers of 13 bits, -4095 .. 4095, times one scale, the
+// block's largest magnitude / 4095. Their products add up exactly: 128 * 4095^2 < 2^31. Each
+// block's sum is then multiplied by both scales and added in fp32.
+//
+// The error is bf16's or less. A bf16 number is off by up to 2^-9 of itself, 2^-10.2 rms; these by
+// up to 2^-13 of the block's largest, 2^-13.8 rms. Where one number of a block outweighs the
+// others, all 128 errors count, and sqrt(128) = 2^3.5 times that is still below bf16's.
+//
+// A (M, K)  [row]: [K integers][a scale for each block][K floats: the row before it is settled]
+// W (N, K)  [32 columns][block]: [64 pairs of steps][32 columns][2 integers], then [32 scales]
+//
+// A block that holds NaN or infinity has the scale NaN: every sum it enters is NaN.
+#pragma once
+#include "tiles_fma.hpp"
+
+namespace {
+namespace vnni_tiles {
+
+constexpr int64_t kTileRows = kMR;
+constexpr int64_t kNR = fma_tiles::kNR;
+constexpr int64_t kMaxRows = fma_tiles::kMaxRows;
+constexpr float kLargest = 4095;
+constexpr int64_t kPairs = kKC / 2;
+constexpr int64_t kBlockBytes = kKC * kNR * 2 + kNR * 4;
+static_assert(Vec::kLanes == 16 && kKC * 4095 * 4095 <= INT32_MAX);
+
+using fma_tiles::gemm_scratch;
+using fma_tiles::group_rows;
+using fma_tiles::hidden_columns;
+using fma_tiles::hidden_rows;
+using fma_tiles::row_dtype;
+
+// x (n), n <= kKC -> integers; returns their scale. Rows end with zeros up to a multiple of 16.
+inline float quantise(const float* x, int64_t n, int16_t* out) {
+  __m512i top = _mm512_setzero_si512();  // of the magnitudes' bits: NaN is above infinity
+  for (int64_t i = 0; i < n; i += 16)
+    top = _mm512_max_epu32(top, _mm512_castps_si512(magnitude(Vec::load(x + i, n - i)).v));
+  const uint32_t bits = _mm512_reduce_max_epu32(top);
+  float largest;
+  memcpy(&largest, &bits, sizeof(largest));
+  const bool finite = bits < 0x7f800000;
+  const float inverse = finite && largest > 1e-30f ? kLargest / largest : 0;
+  for (int64_t i = 0; i < n; i += 16) {
+    const Vec v = finite ? Vec::load(x + i, n - i) * Vec::set(inverse) : Vec::set(0);
+    const __m256i q = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v.v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), q);
+  }
+  return finite ? (inverse ? largest / kLargest : 0) : NAN;
+}
+
+struct Left {
+  char* data;
+  int64_t K;
+
+  int64_t integers() const { return round_up(K, 32); }  // of a row: whole lines
+  int64_t stride() const {                              // bytes from row to row
+    const int64_t bytes = integers() * 2 + round_up(ceil_div(K, kKC) * 4, 64) + round_up(K, 16) * 4;
+    return row_stride(bytes / 4) * 4;
+  }
+  static Left at(float* memory, int64_t K, Precision) {
+    return {reinterpret_cast<char*>(memory), K};
+  }
+  static int64_t floats(int64_t M, int64_t K, Precision) {
+    return M * Left{nullptr, K}.stride() / 4;
+  }
+  const int32_t* pairs(int64_t m, int64_t k) const {
+    return reinterpret_cast<const int32_t*>(data + m * stride() + k * 2);
+  }
+  float* scales(int64_t m) const {
+    return reinterpret_cast<float*>(data + m * stride() + integers() * 2);
+  }
+  float* waiting(int64_t m) const { return scales(m) + round_up(ceil_div(K, kKC), kLine); }
+
+  // Row m is written between open and close, at the address that open returns.
+  float* open(int64_t, float* row) const { return row; }
+  void close(int64_t m, const float* row, int64_t n) const {
+    int16_t* const out = reinterpret_cast<int16_t*>(data + m * stride());
+    for (int64_t k = 0; k < n; k += kKC)
+      scales(m)[k / kKC] = quantise(row + k, min(kKC, n - k), out + k);
+  }
+  // Columns k .. k + n of row m, until settle(m).
+  void store(int64_t m, int64_t k, Vec v, int64_t n) const { v.store(waiting(m) + k, n); }
+  void put(int64_t m, int64_t k, const float* from, int64_t n) const {
+    memcpy(waiting(m) + k, from, n * sizeof(float));
+  }
+  static constexpr bool kSettles = true;
+  void settle(int64_t m) const { close(m, waiting(m), K); }
+};
+
+inline int64_t panel_bytes(int64_t K) { return ceil_div(K, kKC) * kBlockBytes; }
+inline int64_t panel_floats(int64_t K, Precision) { return kNR * row_stride(K); }
+inline int64_t packed_bytes(int64_t N, int64_t K, Precision) {
+  return ceil_div(N, kNR) * panel_bytes(K);
+}
+
+// Panel `panel` of an unpacked weight to its place among the packed ones; `scratch` holds its rows.
+inline void pack_panel(const Weights& w, int64_t panel, float* scratch, void* panels) {
+  char* block = static_cast<char*>(panels) + panel * panel_bytes(w.K);
+  for (int64_t k0 = 0; k0 < w.K; k0 += kKC, block += kBlockBytes) {
+    const int64_t K = min(kKC, w.K - k0);
+    int16_t* const integers = reinterpret_cast<int16_t*>(block);
+    float* const scales = reinterpret_cast<float*>(block + kKC * kNR * 2);
+    memset(block, 0, kBlockBytes);
+    for (int64_t j = 0; j < min(kNR, w.N - panel * kNR); ++j) {
+      int16_t row[kKC] = {};
+      const int64_t at = (panel * kNR + j) * w.K + k0;
+      for (int64_t k = 0; k < K; k += Vec::kLanes)
+        load_as(w.dtype, w.data, at + k, K - k).store(scratch + k);
+      scales[j] = quantise(scratch, K, row);
+      for (int64_t k = 0; k < K; ++k) integers[(k / 2 * kNR + j) * 2 + k % 2] = row[k];
+    }
+  }
+}
+
+// sum += x y over both integers of each pair. As assembly: with its intrinsic GCC 12 copies each
+// accumulator to another register and back through the stack, and runs at 40 % of the speed.
+inline __m512i add_pairs(__m512i sum, __m512i x, __m512i y) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+  return sum;
+}
+
+// c (R, kNR) = or += a (R, 2 * pairs) times a block of W, with both scales.
+template <int R>
+inline void multiply_rows(const int32_t* a, int64_t a_stride, const float* a_scale,
+                          int64_t scale_stride, const char* block, int64_t pairs, float* c,
+                          bool add, const int32_t* ahead_a, const char* ahead_b) {
+  __m512i acc[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_si512();
+  for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) __builtin_prefetch(ahead_a + r * a_stride + k0, 0, 3);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) __builtin_prefetch(ahead_b + (4 * k0 / kLine + i) * 64, 0, 2);
+    const int64_t end = min(pairs, k0 + kLine);
+    for (int64_t k = k0; k < end; ++k) {
+      const __m512i b0 = _mm512_loadu_si512(block + k * kNR * 4),
+                    b1 = _mm512_loadu_si512(block + k * kNR * 4 + 64);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const __m512i x = _mm512_set1_epi32(a[r * a_stride + k]);
+        acc[r][0] = add_pairs(acc[r][0], x, b0);
+        acc[r][1] = add_pairs(acc[r][1], x, b1);
+      }
+    }
+  }
+  const float* const scales = reinterpret_cast<const float*>(block + kKC * kNR * 2);
+  const Vec scale[2] = {Vec::load(scales), Vec::load(scales + Vec::kLanes)};
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    for (int h = 0; h < 2; ++h) {
+      float* const out = c + r * kNR + h * Vec::kLanes;
+      const Vec sum = Vec{_mm512_cvtepi32_ps(acc[r][h])} * scale[h];
+      const Vec by = Vec::set(a_scale[r * scale_stride]);
+      (add ? fma(sum, by, Vec::load(out)) : sum * by).store(out);
+    }
+}
+
+struct Tiles {
+  static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
+
+  static const char* slab(const Weights& w, int64_t first, int64_t, Range steps, float*,
+                          int64_t* stride) {
+    *stride = panel_bytes(w.pitch);
+    return static_cast<const char*>(w.data) + first * *stride + steps.begin / kKC * kBlockBytes;
+  }
+
+  // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next.
+  static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
+                       float* c) {
+    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kMR), stride = A.stride() / 4;
+    for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kKC, panel += kBlockBytes) {
+      const int64_t pairs = ceil_div(min(kKC, steps.end - k0), 2);
+      const char* const next = k0 + kKC < steps.end ? panel + kBlockBytes : after;
+      for (int64_t t = 0; t < tiles; ++t) {
+        const Range tile = tile_rows(M, t, tiles);
+        const int64_t m = rows.begin + tile.begin, R = tile.end - tile.begin;
+        const int32_t* const a = A.pairs(m, k0);
+        const int64_t line = t * kPairs * 16 % (kKC * kNR * 2);  // this tile's share of the next
+        with_rows(R, [&]<int kRows>() {
+          multiply_rows<kRows>(a, stride, A.scales(m) + k0 / kKC, stride, panel, pairs,
+                               c + tile.begin * kNR, k0 > 0, a + R * stride, next + line);
+        });
+      }
+    }
+  }
+};
+
+template <class Epilogue>
+void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
+               const Epilogue& epilogue) {
+  walk<Tiles>(A, rows, w, panels, scratch, epilogue);
+}
+
+}  // namespace vnni_tiles
+}  // namespace

@@ -1,0 +1,98 @@
+// The loops around a tile of registers, for tiles_fma.hpp and tiles_vnni.hpp.
+//
+//   for each group of kGroup panels
+//     for each slab of kSlab inner steps         Tiles::slab makes W's part ready
+//       for each part of at most kMaxRows rows   A's part stays in L2 for the whole group
+//         for each panel of kNR columns
+//           for each block of kKC steps            W's block in L1 for all rows: 16 KiB of fp32
+//             for each tile of kMR rows              kMR x kNR accumulators in registers
+//
+//        k ->            kNR
+//   A  [ kMR rows ]  x  [ W ]   kMR * kNR / lanes accumulators + kNR / lanes of W + 1 broadcast
+//
+// C waits in scratch from slab to slab; after the last one its rows go through the epilogue.
+// Each tile prefetches the next tile's A into L1 and a part of the next block of W into L2:
+// without, 8 % and 15 % of the time are spent waiting for them. Sums over blocks of kKC, not over
+// all of K, also keep the rounding error low. A result depends on its own row of A and column of W
+// only: not on M, its tile or its thread.
+#pragma once
+#include "scratch.hpp"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int64_t kMR = 14;  // 28 accumulators + 2 + 1 of 32 registers
+#else
+constexpr int64_t kMR = 6;  // 12 accumulators + 2 + 1 of 16 registers
+#endif
+constexpr int64_t kKC = 128;
+constexpr int64_t kSlab = 6 * kKC;
+constexpr int64_t kGroup = 8;  // panels: 8 * 32 * 768 * 4 B = 768 KiB of L2 when converted to fp32
+
+// The first and last row of tile t of M rows. Tiles are of even height, 197 rows are 2 of 14 and 13
+// of 13: a tile of one row would take 4 / 14 of the time of a whole one.
+inline Range tile_rows(int64_t M, int64_t t, int64_t tiles) {
+  return {M * t / tiles, M * (t + 1) / tiles};
+}
+
+// f<R>() for a tile of R rows, known to the compiler.
+template <class F>
+inline void with_rows(int64_t R, const F& f) {
+  switch (R) {
+#define VITKERN_ROWS(R) \
+  case R:               \
+    return f.template operator()<R>();
+    VITKERN_ROWS(1)
+    VITKERN_ROWS(2)
+    VITKERN_ROWS(3)
+    VITKERN_ROWS(4)
+    VITKERN_ROWS(5)
+    VITKERN_ROWS(6)
+#if defined(__AVX512F__)
+    VITKERN_ROWS(7)
+    VITKERN_ROWS(8)
+    VITKERN_ROWS(9)
+    VITKERN_ROWS(10)
+    VITKERN_ROWS(11)
+    VITKERN_ROWS(12)
+    VITKERN_ROWS(13)
+    VITKERN_ROWS(14)
+#endif
+#undef VITKERN_ROWS
+  }
+}
+
+// Rows [begin, end) of C for the panels [first, last), by one thread; `scratch` for all of A's
+// rows. epilogue(m, n0, n, c): c holds C[m][n0 .. n0 + n), n <= kNR, and may be overwritten.
+template <class Tiles, class Left, class Epilogue>
+void walk(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
+          const Epilogue& epilogue) {
+  constexpr int64_t kNR = Tiles::kColumns;
+  const int64_t M = rows.end - rows.begin, parts = ceil_div(M, Tiles::kPartRows);
+  float* const converted = scratch;                       // [panel][k][kNR]
+  float* const waiting = scratch + kGroup * kSlab * kNR;  // [panel][row][kNR]
+  for (int64_t first = panels.begin; first < panels.end; first += kGroup) {
+    const int64_t count = min(kGroup, panels.end - first);
+    int64_t k0 = 0;
+    do {  // at least once: K = 0 gives C = 0
+      const Range slab{k0, min(w.K, k0 + kSlab)};
+      int64_t b_stride = 0;  // bytes from panel to panel
+      const char* const b = Tiles::slab(w, first, count, slab, converted, &b_stride);
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t m0 = M * part / parts, m1 = M * (part + 1) / parts;
+        for (int64_t p = 0; p < count; ++p) {
+          float* const c = waiting + (p * M + m0) * kNR;
+          const char* const panel = b + p * b_stride;
+          if (!w.K) memset(c, 0, (m1 - m0) * kNR * sizeof(float));
+          Tiles::multiply(A, {rows.begin + m0, rows.begin + m1}, slab, panel, panel + b_stride, c);
+          if (slab.end < w.K) continue;
+          const int64_t n0 = (first + p) * kNR, n = min(kNR, w.N - n0);
+          for (int64_t m = m0; m < m1; ++m) epilogue(rows.begin + m, n0, n, c + (m - m0) * kNR);
+        }
+      }
+      k0 = slab.end;
+    } while (k0 < w.K);
+  }
+}
+
+}  // namespace
