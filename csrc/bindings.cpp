@@ -95,6 +95,13 @@ patch_embed_args patch_embed_from(const py::kwargs& kw) {
   return a;
 }
 
+calibrate_args calibrate_from(const py::kwargs& kw) {
+  calibrate_args a{};
+  INTO(a, threads), INTO(a, dtype), INTO(a, floats), INTO(a, seconds);
+  INTO_ADDRESS(a, data), INTO_ADDRESS(a, rates);
+  return a;
+}
+
 EngineConfig config_from(const py::kwargs& kw) {
   EngineConfig c{};
   INTO(c, channels), INTO(c, patch_y), INTO(c, patch_x), INTO(c, width), INTO(c, heads),
@@ -178,6 +185,7 @@ PYBIND11_MODULE(_C, m) {
   BIND(linear_residual);
   BIND(mlp);
   BIND(patch_embed);
+  BIND(calibrate);
 #undef BIND
 
   py::class_<Engine>(m, "Engine",

@@ -277,6 +277,23 @@ void test_patch_embed(const Case& c, int64_t B, int64_t C, int64_t Y, int64_t X,
   check(c.name("patch_embed"), y, want);
 }
 
+// Nothing to compare a speed with, but each thread must report one and read no further than its
+// part.
+void test_calibrate(const Case& c) {
+  std::vector<float> data(c.threads * 16 + 21, 1.0f);
+  for (const float* read : {static_cast<float*>(nullptr), data.data()}) {
+    std::vector<double> rates(c.threads, 0);
+    calibrate(c.isa,
+              {c.threads, c.dtype, read, static_cast<int64_t>(data.size()), 1e-4, rates.data()});
+    for (const double rate : rates) {
+      ++checks;
+      if (rate > 0 && rate < 1e15) continue;
+      ++failures;
+      std::printf("FAILED %s: a rate of %g\n", c.name("calibrate").c_str(), rate);
+    }
+  }
+}
+
 // A tiny ViT through the engine: not compared with loops here (Python does that), but every buffer
 // is exact, and a batch must give the bits that its images give alone.
 void test_engine(const Case& c, int64_t B) {
@@ -357,6 +374,7 @@ int main() {
         test_attention(c, 1, 290, 1, 40);
         test_patch_embed(c, 1, 1, 5, 5, 5, 1, 0);
         test_engine(c, 7);
+        test_calibrate(c);
       }
   arena_trim();
   std::printf("%d passed, %d failed\n", checks - failures, failures);

@@ -169,6 +169,38 @@ def patch_embed(
     )  # fmt: skip
 
 
+def calibrate(
+    dtype: torch.dtype = torch.float32,
+    data: Tensor | None = None,
+    seconds: float = 0.02,
+    isa: str = "",
+) -> float:
+    """What this machine can do with torch's threads, measured for `seconds`.
+
+    Flops a second of multiply-adds on numbers of `dtype` in L1; with `data` (fp32), bytes a second
+    of reading it over and over, each thread its own part.
+    """
+    if dtype not in DTYPES:
+        raise TypeError(f"calibrate: dtype is {dtype}, expected one of {list(DTYPES)}")
+    if data is not None and (
+        data.dtype != torch.float32 or data.device.type != "cpu" or not data.is_contiguous()
+    ):
+        raise ValueError(
+            f"calibrate: data is {data.dtype} on {data.device}, expected contiguous float32 on cpu"
+        )
+    threads = torch.get_num_threads()
+    if data is not None and data.numel() < threads * 16:
+        raise ValueError(
+            f"calibrate: data has {data.numel()} numbers, too few for {threads} threads to read"
+        )
+    rates = torch.zeros(threads, dtype=torch.float64)
+    _C.calibrate(
+        isa, threads=threads, dtype=DTYPES[dtype], data=address(data),
+        floats=0 if data is None else data.numel(), seconds=seconds, rates=address(rates),
+    )  # fmt: skip
+    return rates.sum().item()
+
+
 def isa() -> str:
     """The instruction set in use: VITKERN_ISA, or the best this CPU has."""
     return _C.features()["isa"]

@@ -101,6 +101,15 @@ struct mlp_args {
   Dropout dropout, path;
 };
 
+struct calibrate_args {
+  int threads;
+  DType dtype;        // of the numbers multiplied: f32 or bf16
+  const float* data;  // (floats) read over and over; null: multiply numbers in L1 instead
+  int64_t floats;
+  double seconds;  // how long; tens of milliseconds are enough
+  double* rates;   // (threads) flops or bytes a second, of each thread
+};
+
 struct patch_embed_args {
   int threads;
   DType image_dtype, w_dtype;  // of image (f32, bf16, u8); of weight and y

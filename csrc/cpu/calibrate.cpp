@@ -1,0 +1,139 @@
+// calibrate: how fast this machine multiplies and reads, by loops of this instruction set alone.
+//
+// multiply: c[kRows][3] += a[kRows] * b[3] over numbers in L1, the inner loop of a GEMM without its
+//           memory traffic: 2 flops a lane and multiply-add.
+// read:     every thread sums its own part of `data` again and again: the bytes of each pass.
+//
+// The team starts together after a warm pass; each thread counts its work until `seconds` are over
+// by its own clock, so that one that is held up lowers its own rate and no other's.
+#include <time.h>
+
+#include "kernels.hpp"
+#include "parallel.hpp"
+
+namespace {
+
+// Enough sums to hide the latency of a multiply-add (4 cycles, 2 a cycle: 8 sums), and no more than
+// the registers hold beside 3 columns and 1 broadcast: 24 of 32 with AVX-512, 12 of 16 with AVX2; a
+// product apart from its sum takes one more register.
+constexpr int64_t kRows = Vec::kLanes == 16 ? 8 : Vec::kLanes == 8 ? 4 : 3;
+constexpr int64_t kColumns = 3;
+constexpr int64_t kSteps = 128;  // 24 KiB of b and 4 KiB of a with AVX-512: in an L1 of 32 KiB
+constexpr int64_t kPasses = 32;  // between two looks at the clock: 10 to 20 us
+constexpr int64_t kReadBlock = 1 << 16;  // floats between two looks: 256 KiB, 2 to 20 us
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+struct Factors {
+  alignas(64) float a[kSteps * kRows];
+  alignas(64) float b[kSteps * kColumns * Vec::kLanes];
+
+  // Uniform in [-1, 1): zeros and small integers toggle fewer wires and flatter the clock. bf16
+  // numbers are widened here, once, as the kernels widen a panel of weights.
+  Factors(DType dtype, uint32_t seed) {
+    fill(dtype, a, kSteps * kRows, seed);
+    fill(dtype, b, kSteps * kColumns * Vec::kLanes, seed + 1);
+  }
+  static void fill(DType dtype, float* x, int64_t n, uint32_t state) {
+    for (int64_t i = 0; i < n; ++i) {
+      state = state * 1664525u + 1013904223u;
+      x[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+      if (dtype == DType::bf16) {
+        bf16 rounded;
+        Vec::set(x[i]).store(&rounded, 1);
+        Vec::load(&rounded, 1).store(x + i, 1);
+      }
+    }
+  }
+};
+
+// kPasses passes over the factors, and their flops; the sums are folded into `total`, so that no
+// product is idle. An instruction set that multiplies bf16 by itself has its own loop for
+// DType::bf16 here, on factors in the order that its instruction wants.
+int64_t multiply(const Factors& f, Vec& total) {
+  Vec c[kRows][kColumns];
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r)
+#pragma GCC unroll 3
+    for (int64_t j = 0; j < kColumns; ++j) c[r][j] = Vec::set(0);
+  for (int64_t pass = 0; pass < kPasses; ++pass)
+    for (int64_t k = 0; k < kSteps; ++k) {
+      Vec b[kColumns];
+#pragma GCC unroll 3
+      for (int64_t j = 0; j < kColumns; ++j)
+        b[j] = Vec::load(f.b + (k * kColumns + j) * Vec::kLanes);
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < kRows; ++r) {
+        const Vec a = Vec::set(f.a[k * kRows + r]);
+#pragma GCC unroll 3
+        for (int64_t j = 0; j < kColumns; ++j) c[r][j] = fma(a, b[j], c[r][j]);
+      }
+    }
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r)
+#pragma GCC unroll 3
+    for (int64_t j = 0; j < kColumns; ++j) total = total + c[r][j];
+  return kPasses * kSteps * kRows * kColumns * Vec::kLanes * 2;
+}
+
+void read(const float* x, int64_t n, Vec& total) {
+  constexpr int64_t kSums = 8;  // an addition takes 4 cycles, 2 start in each
+  Vec sums[kSums];
+#pragma GCC unroll 8
+  for (int64_t j = 0; j < kSums; ++j) sums[j] = Vec::set(0);
+  int64_t i = 0;
+  for (; i + kSums * Vec::kLanes <= n; i += kSums * Vec::kLanes)
+#pragma GCC unroll 8
+    for (int64_t j = 0; j < kSums; ++j) sums[j] = sums[j] + Vec::load(x + i + j * Vec::kLanes);
+  for (; i < n; i += Vec::kLanes) sums[0] = sums[0] + Vec::load(x + i, n - i);
+#pragma GCC unroll 8
+  for (int64_t j = 0; j < kSums; ++j) total = total + sums[j];
+}
+
+// work(total) does a little and says how much: once untimed by `warm`, then until the time is over.
+template <class Warm, class Work>
+double rate(const Team& team, double seconds, const Warm& warm, const Work& work) {
+  Vec total = Vec::set(0);
+  warm(total);
+  team.sync();
+  const double start = now();
+  double done = 0, elapsed = 0;
+  do {
+    done += static_cast<double>(work(total));
+    elapsed = now() - start;
+  } while (elapsed < seconds);
+  volatile float used = total.sum();  // the compiler may not leave the work out
+  (void)used;
+  return done / elapsed;
+}
+
+}  // namespace
+
+namespace vitkern::VITKERN_ISA {
+
+void calibrate(const calibrate_args& a) {
+  run_team(a.threads, [&](const Team& team) {
+    if (!a.data) {
+      const Factors factors(a.dtype, static_cast<uint32_t>(2 * team.rank));
+      const auto pass = [&](Vec& total) { return multiply(factors, total); };
+      a.rates[team.rank] = rate(team, a.seconds, pass, pass);
+      return;
+    }
+    const Range part = team.share(a.floats, 16);
+    const auto all = [&](Vec& total) { read(a.data + part.begin, part.end - part.begin, total); };
+    int64_t at = part.begin;
+    const auto block = [&](Vec& total) {
+      const int64_t n = min(kReadBlock, part.end - at);
+      read(a.data + at, n, total);
+      at = at + n == part.end ? part.begin : at + n;
+      return n * static_cast<int64_t>(sizeof(float));
+    };
+    a.rates[team.rank] = rate(team, a.seconds, all, block);
+  });
+}
+
+}  // namespace vitkern::VITKERN_ISA
