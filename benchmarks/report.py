@@ -1,6 +1,6 @@
-"""Draws a results file and puts its tables into README.md and docs/performance.md.
+"""Draws results files and puts their tables into README.md and docs/performance.md.
 
-python -m benchmarks.report [RESULTS] [--check]
+python -m benchmarks.report [RESULTS ...] [--check]
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import argparse
 import pathlib
 import sys
 
-from benchmarks import pictures, tables
-from benchmarks.rows import LATEST, ROOT, read
+from benchmarks import pictures, roofline, sweeps, tables
+from benchmarks.rows import LATEST, ROOT, SCALING, read
 
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 
@@ -32,8 +32,15 @@ def documents(rows: list[dict]) -> dict[pathlib.Path, str]:
     readme = between(README.read_text(), "results", table, README)
     text = between(PERFORMANCE.read_text(), "results", table, PERFORMANCE)
     text = between(text, "operators", tables.operators(rows), PERFORMANCE)
-    text = between(text, "limits", tables.limits(rows), PERFORMANCE)
+    text = between(text, "roofline", roofline.text(rows), PERFORMANCE)
+    text = between(text, "scaling", sweeps.text(rows), PERFORMANCE)
+    text = between(text, "memory", sweeps.memory_text(rows), PERFORMANCE)
     return {README: readme, PERFORMANCE: text}
+
+
+def published() -> list[pathlib.Path]:
+    """The results files that the documents show."""
+    return [LATEST, *([SCALING] if SCALING.is_file() else [])]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,7 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m benchmarks.report", description=__doc__.split("\n")[0]
     )
     parser.add_argument(
-        "results", nargs="?", type=pathlib.Path, default=LATEST, help=f"default: {LATEST.name}"
+        "results",
+        nargs="*",
+        type=pathlib.Path,
+        default=published(),
+        help=f"default: {LATEST.name} and {SCALING.name}",
     )
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail if a table is not current"
@@ -54,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     try:
-        rows = read(given.results)
+        rows = [row for path in given.results for row in read(path)]
         if given.pictures:
             for path in pictures.draw(rows, given.pictures):
                 print(f"drew {path}")
@@ -63,19 +74,19 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError, ImportError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
+    files = " and ".join(str(path) for path in given.results)
     old = [path for path, text in wanted.items() if path.read_text() != text]
     if given.check:
         for path in old:
             print(
-                f"{path.relative_to(ROOT)} does not show {given.results}:"
-                " run python -m benchmarks.report"
+                f"{path.relative_to(ROOT)} does not show {files}: run python -m benchmarks.report"
             )
         return 1 if old else 0
     for path, text in wanted.items():
         path.write_text(text)
     for path in pictures.draw(rows, ROOT / "docs" / "pictures"):
         print(f"drew {path.relative_to(ROOT)}")
-    print(f"tables of {given.results} are in README.md and docs/performance.md")
+    print(f"tables of {files} are in README.md and docs/performance.md")
     return 0
 
 

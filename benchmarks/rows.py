@@ -13,11 +13,14 @@ from vitkern.cli.timing import Spread
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = pathlib.Path(__file__).parent / "results"
 LATEST = RESULTS / "latest.jsonl"  # what README and docs show
+SCALING = RESULTS / "scaling.jsonl"  # sweeps and memory, which take longer: --scaling
 PARTIAL = RESULTS / "partial.jsonl"  # what a run over a part of the suite writes; not committed
 
 # Providers that are eager PyTorch: the reference, PyTorch's own fused operator, timm's model, and
 # in rows of bf16 the reference in fp32.
 EAGER = ("torch", "torch_fused", "timm", "torch_fp32")
+
+PRECISION = {"float32": "fp32", "bfloat16": "bf16"}  # of an operator on such tensors
 
 # What decides how fast the code is; a change elsewhere leaves a measurement valid.
 MEASURED_PATHS = ("vitkern", "csrc", "CMakeLists.txt", "setup.py")
@@ -35,13 +38,19 @@ def row(
     flops: int,
     bytes_moved: int,
     rounds: int,
+    precision: str = "",
+    multiply_gflops: float | None = None,
 ) -> dict[str, object]:
-    """One measurement; `ratio` is the speed relative to the fastest eager provider of its turns."""
+    """One measurement; `ratio` is the speed relative to the fastest eager provider of its turns.
+
+    `multiply_gflops` is the machine's own rate of multiply-adds between those turns.
+    """
     return {
         "kind": kind,
         "name": name,
         "axes": dict(axes),
         "dtype": dtype,
+        "precision": precision or PRECISION[dtype],
         "provider": provider,
         "us": spread.median,
         "us_p20": spread.p20,
@@ -52,7 +61,13 @@ def row(
         "flops": flops,
         "bytes": bytes_moved,
         "ratio": round(eager_us / spread.median, 3),
+        "multiply_gflops": multiply_gflops,
     }
+
+
+def precision(row: Mapping) -> str:
+    """fp32, bf16, ...: how a row's products were computed."""
+    return row.get("precision") or PRECISION.get(row["dtype"], row["dtype"])
 
 
 def commit() -> str:

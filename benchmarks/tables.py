@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks.rows import EAGER, shape_text
+from benchmarks.rows import EAGER, precision, shape_text
 from vitkern.cli.machine import one_line
 
 
 def groups(rows: list[dict], kind: str) -> dict[tuple, dict[str, dict]]:
-    """(name, axes, dtype) -> {provider: row}: what was timed in turns with what."""
+    """(name, axes, precision) -> {provider: row}: what was timed in turns with what."""
     found: dict[tuple, dict[str, dict]] = {}
     for row in rows:
         if row["kind"] == kind:
-            key = (row["name"], tuple(row["axes"].items()), row["dtype"])
+            key = (row["name"], tuple(row["axes"].items()), precision(row))
             found.setdefault(key, {})[row["provider"]] = row
     return found
 
@@ -27,22 +27,18 @@ def stamp(rows: list[dict]) -> str:
     return f"{one_line(first['machine'])}; commit {first['commit']}, {first['date']}"
 
 
-def precision(dtype: str) -> str:
-    return {"float32": "fp32", "bfloat16": "bf16"}.get(dtype, dtype)
-
-
 def models(rows: list[dict]) -> str:
     """Whole models: median milliseconds, and the speed-up over the fastest eager model."""
     lines = [
         "| model | batch | precision | PyTorch | timm | vitkern | images/s | speed-up |",
         "|---|--:|---|--:|--:|--:|--:|--:|",
     ]
-    for (name, axes, dtype), group in groups(rows, "model").items():
+    for (name, axes, how), group in groups(rows, "model").items():
         batch, ours = dict(axes)["B"], group["native"]["us"]
         times = [f"{group[p]['us'] / 1e3:.1f} ms" if p in group else "–" for p in ("torch", "timm")]
         gain = fastest_eager(group)["us"] / ours
         lines.append(
-            f"| {name} | {batch} | {precision(dtype)} | {times[0]} | {times[1]}"
+            f"| {name} | {batch} | {how} | {times[0]} | {times[1]}"
             f" | {ours / 1e3:.1f} ms | {batch / ours * 1e6:.1f} | **{gain:.2f}×** |"
         )
     notes = (
@@ -50,7 +46,7 @@ def models(rows: list[dict]) -> str:
         " eager. The speed-up is over the faster of the two, and in a bf16 row also over eager fp32"
         " timed in the same turns"
     )
-    slow = [g for (_, _, dtype), g in groups(rows, "model").items() if "torch_fp32" in g]
+    slow = [g for g in groups(rows, "model").values() if "torch_fp32" in g]
     if slow and all(g["torch"]["us"] > g["torch_fp32"]["us"] for g in slow):
         notes += ", which beats PyTorch's own bf16 on this CPU"
     return "\n".join([*lines, "", notes + "."])
@@ -62,24 +58,12 @@ def operators(rows: list[dict]) -> str:
         "| operator | shape | dtype | PyTorch | vitkern | p20-p80 | GFLOPS | GB/s | speed-up |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for (name, axes, dtype), group in groups(rows, "op").items():
+    for (name, axes, how), group in groups(rows, "op").items():
         ours = group["native"]
         lines.append(
-            f"| {name} | {shape_text(dict(axes))} | {precision(dtype)}"
+            f"| {name} | {shape_text(dict(axes))} | {how}"
             f" | {fastest_eager(group)['us']:.1f} µs"
             f" | {ours['us']:.1f} µs | {ours['us_p20']:.1f}-{ours['us_p80']:.1f}"
             f" | {ours['gflops']:.0f} | {ours['gbs']:.1f} | {ours['ratio']:.2f}× |"
         )
     return "\n".join(lines)
-
-
-def limits(rows: list[dict]) -> str:
-    """The roofs of the roofline and how they were measured."""
-    row = next((r for r in rows if r["kind"] == "limits"), None)
-    if row is None:
-        return "The machine's limits were not measured in this run."
-    return (
-        f"Measured limits: {row['float32_gflops']} GFLOPS fp32 and {row['bfloat16_gflops']} GFLOPS"
-        f" bf16 (PyTorch's matmul), {row['dram_gbs']} GB/s main memory, {row['cache_gbs']} GB/s L2"
-        f" ({row['method']})."
-    )

@@ -8,8 +8,10 @@ import functools
 import pytest
 import torch
 
+from benchmarks import models
 from benchmarks.peers import timm_model
 from vitkern import ViT
+from vitkern.paths import PRECISIONS
 
 KIND = "model"
 MODELS = {
@@ -18,7 +20,7 @@ MODELS = {
     "B/16": "vit_base_patch16_224",
 }
 BATCHES = (1, 8)
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+IMAGE_SIZE = 224
 
 
 def cases(quick: bool) -> list:
@@ -43,41 +45,21 @@ def originals(name: str) -> dict[str, torch.nn.Module]:
     return found
 
 
-def contestants(name: str, precision: str) -> dict[str, torch.nn.Module]:
-    """Eager PyTorch at this precision, for bf16 also in fp32 (often faster), timm, and vitkern."""
-    dtype = PRECISIONS[precision]
-    models = {p: copy.deepcopy(model) for p, model in originals(name).items()}
-    eager = {"torch": copy.deepcopy(models["native"]).to(dtype)}
-    if precision != "fp32":
-        eager["torch_fp32"] = copy.deepcopy(models["native"])
-    for model in eager.values():
-        model.path = "reference"
-    if "timm" in models:
-        eager["timm"] = models["timm"].to(dtype)
-    models["native"].precision = precision
-    return {**eager, "native": models["native"]}
-
-
 def test_model(case, compare) -> None:
     name, batch, precision = case
-    dtype = PRECISIONS[precision]
-    models = contestants(name, precision)
-    native = models["native"]
-    image = torch.randn(batch, 3, 224, 224)
-    images = {p: image.to(dtype if p in ("torch", "timm") else torch.float32) for p in models}
-    with torch.inference_mode():
-        what = native.explain(image)
-    if not what.startswith("path: engine"):
-        pytest.fail(
-            f"the packed engine does not serve this model, so its time means nothing:\n{what}"
-        )
-    parameters = sum(p.numel() for p in native.parameters())
-    multiply_adds = native.summary(show=False).multiply_adds
+    found = dict(originals(name))
+    model = found.pop("native")
+    peers = {p: copy.deepcopy(peer).to(PRECISIONS[precision]) for p, peer in found.items()}
+    competing = {**peers, **models.contestants(model, precision)}
+    image = torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE)
+    models.require_engine(competing["native"], image)
     compare(
-        {p: lambda p=p: models[p](images[p]) for p in models},
+        models.calls(competing, image, precision),
         name,
         {"B": batch},
-        str(dtype)[6:],
-        flops=2 * multiply_adds * batch,
-        bytes_moved=dtype.itemsize * parameters + image.element_size() * image.numel(),
+        str(PRECISIONS[precision])[6:],
+        precision=precision,
+        flops=models.flops(model, batch, IMAGE_SIZE),
+        native_flops=models.engine_flops(model, batch, IMAGE_SIZE),
+        bytes_moved=models.bytes_moved(model, image, precision),
     )

@@ -55,13 +55,21 @@ def speedup_bars(
     return save(figure, path, title, subtitle)
 
 
-def save(figure, path: pathlib.Path, title: str, subtitle: str) -> pathlib.Path:
+def arrange(figure) -> None:
+    """The final layout: all that is drawn so far, below the two lines of the title."""
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.45 / figure.get_size_inches()[1]))
+
+
+def save(
+    figure, path: pathlib.Path, title: str, subtitle: str, arranged: bool = False
+) -> pathlib.Path:
     """Title the figure, write it in the format that the path's ending names, and close it."""
     plt = pyplot()
-    height = figure.get_size_inches()[1]  # room for the two title lines, in inches from the top
+    height = figure.get_size_inches()[1]
     figure.text(0.01, 1 - 0.05 / height, title, fontsize=12, weight="bold", va="top")
     figure.text(0.01, 1 - 0.30 / height, subtitle, fontsize=7.5, color="#444444", va="top")
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.45 / height))
+    if not arranged:
+        arrange(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, dpi=150, metadata=metadata)

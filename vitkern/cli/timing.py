@@ -46,6 +46,10 @@ class Turns:
         one_round = sum(t * (2 if t < COLD_MATTERS_BELOW_S else 1) for t in self.once.values())
         return max(at_least, min(at_most, int(seconds / one_round)))
 
+    def retire(self, name: str) -> None:
+        """Keep the one call that was timed and take no more turns: it said enough."""
+        self.samples[name].append(self.once.pop(name))
+
     def warm(self, name: str) -> None:
         """Bring a short function's data back into the caches."""
         if self.once[name] < COLD_MATTERS_BELOW_S:
@@ -59,7 +63,7 @@ class Turns:
     def run(self, seconds: float) -> dict[str, Spread]:
         """Let all take turns for about `seconds`; the spread of each."""
         for _ in range(self.rounds(seconds)):
-            for name in self.functions:
+            for name in self.once:
                 self.take(name)
         return self.spreads()
 

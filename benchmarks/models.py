@@ -1,0 +1,71 @@
+"""A whole model against eager PyTorch: who competes, on which images, and how much work it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from vitkern import ViT
+from vitkern.paths import PRECISIONS
+
+
+def contestants(model: ViT, precision: str) -> dict[str, nn.Module]:
+    """Eager PyTorch at this precision, in 16 bits also in fp32 (often faster), and vitkern."""
+    dtype = PRECISIONS[precision]
+    eager = {"torch": copy.deepcopy(model).to(dtype)}
+    if dtype != torch.float32:
+        eager["torch_fp32"] = copy.deepcopy(model)
+    for peer in eager.values():
+        peer.path = "reference"
+    native = copy.deepcopy(model)
+    native.precision = precision
+    return {**eager, "native": native}
+
+
+def calls(
+    models: Mapping[str, nn.Module], image: Tensor, precision: str
+) -> dict[str, Callable[[], object]]:
+    """One forward of each; a peer at this precision gets its image in that dtype, once."""
+    images = {
+        p: image.to(torch.float32 if p in ("torch_fp32", "native") else PRECISIONS[precision])
+        for p in models
+    }
+    return {p: lambda p=p: models[p](images[p]) for p in models}
+
+
+def require_engine(model: ViT, image: Tensor) -> None:
+    """A time of another path would stand in the table under the engine's name."""
+    with torch.inference_mode():
+        what = model.explain(image)
+    if not what.startswith("path: engine"):
+        raise RuntimeError(
+            f"the packed engine does not serve this model, so its time means nothing:\n{what}"
+        )
+
+
+def flops(model: ViT, batch: int, size: int) -> int:
+    """Matrix products of a forward as PyTorch computes it, two flops a multiply-add."""
+    return 2 * batch * model.summary(size, show=False).multiply_adds
+
+
+def engine_flops(model: ViT, batch: int, size: int) -> int:
+    """The same without the rows of the last block that class-token pooling does not need.
+
+    Of that block the engine computes k and v of all rows, and for one row q, attention, projection
+    and MLP. A rate that counted the rest would be flattered by 1/depth of most products.
+    """
+    c = model.config.replace(image_size=size)
+    skipped = 0
+    if c.pool == "token" and c.head == "linear":
+        S, D, F = c.tokens, c.width, c.mlp_width
+        skipped = (S - 1) * (2 * D * D + 2 * S * D + 2 * D * F)
+    return flops(model, batch, size) - 2 * batch * skipped
+
+
+def bytes_moved(model: ViT, image: Tensor, precision: str) -> int:
+    """Compulsory traffic: every weight at this precision and every pixel read once."""
+    weights = sum(p.numel() for p in model.parameters())
+    return PRECISIONS[precision].itemsize * weights + image.element_size() * image.numel()
