@@ -1,1 +1,1 @@
-"""Run `pytest benchmarks/ --benchmark-only`, then `python -m benchmarks.report`."""
+"""Run `pytest benchmarks/ --benchmark-only`, then `python -m benchmarks.report`: `make bench`."""
