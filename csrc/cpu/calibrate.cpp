@@ -1,7 +1,7 @@
 // calibrate: how fast this machine multiplies and reads, by loops of this instruction set alone.
 //
 // multiply: c[kRows][3] += a[kRows] * b[3] over numbers in L1, the inner loop of a GEMM without its
-//           memory traffic: 2 flops a lane and multiply-add.
+//           memory traffic: 2 flops a lane and multiply-add; bf16 on AMX by tiles.
 // read:     every thread sums its own part of `data` again and again: the bytes of each pass.
 //
 // The team starts together after a warm pass; each thread counts its work until `seconds` are over
@@ -52,8 +52,7 @@ struct Factors {
 };
 
 // kPasses passes over the factors, and their flops; the sums are folded into `total`, so that no
-// product is idle. An instruction set that multiplies bf16 by itself has its own loop for
-// DType::bf16 here, on factors in the order that its instruction wants.
+// product is idle.
 int64_t multiply(const Factors& f, Vec& total) {
   Vec c[kRows][kColumns];
 #pragma GCC unroll 8
@@ -79,6 +78,40 @@ int64_t multiply(const Factors& f, Vec& total) {
     for (int64_t j = 0; j < kColumns; ++j) total = total + c[r][j];
   return kPasses * kSteps * kRows * kColumns * Vec::kLanes * 2;
 }
+
+#if defined(VITKERN_AMX)
+
+// The same on tiles: c (32, 32) += a (32, 32) * b (32, 32), tiles 0-3 += 4, 5 times 6, 7. Four
+// loads of 8 cycles hide behind four products of 16.
+constexpr int64_t kTileSteps = 8;  // 16 KiB of a and of b
+
+struct TileFactors {
+  static constexpr int64_t kNumbers = kTileSteps * 4 * kTileBytes / 2;
+  alignas(64) bf16 tiles[kNumbers];
+
+  explicit TileFactors(const Factors& f) {  // random numbers: their order does not matter
+    constexpr int64_t kFrom = kSteps * kColumns * Vec::kLanes;
+    for (int64_t i = 0; i < kNumbers; ++i) Vec::set(f.b[i % kFrom]).store(tiles + i, 1);
+  }
+};
+
+int64_t multiply(const TileFactors& f) {
+  tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+  for (int64_t pass = 0; pass < kPasses; ++pass)
+#pragma GCC unroll 1  // 32 addresses would not fit into the registers
+    for (int64_t k = 0; k < kTileSteps; ++k) {
+      const char* at = reinterpret_cast<const char*>(f.tiles) + k * 4 * kTileBytes;
+      tile_load<4>(at), tile_load<6>(at + 2 * kTileBytes);
+      tile_dot<0, 4, 6>();
+      tile_load<7>(at + 3 * kTileBytes);
+      tile_dot<1, 4, 7>();
+      tile_load<5>(at + kTileBytes);
+      tile_dot<2, 5, 6>(), tile_dot<3, 5, 7>();
+    }
+  return kPasses * kTileSteps * 4 * (16 * 16 * 32) * 2;
+}
+
+#endif
 
 void read(const float* x, int64_t n, Vec& total) {
   constexpr int64_t kSums = 8;  // an addition takes 4 cycles, 2 start in each
@@ -119,6 +152,14 @@ void calibrate(const calibrate_args& a) {
   run_team(a.threads, [&](const Team& team) {
     if (!a.data) {
       const Factors factors(a.dtype, static_cast<uint32_t>(2 * team.rank));
+#if defined(VITKERN_AMX)
+      if (a.dtype == DType::bf16) {
+        const TileFactors tiles(factors);
+        const auto pass = [&](Vec&) { return multiply(tiles); };
+        a.rates[team.rank] = rate(team, a.seconds, pass, pass);
+        return;
+      }
+#endif
       const auto pass = [&](Vec& total) { return multiply(factors, total); };
       a.rates[team.rank] = rate(team, a.seconds, pass, pass);
       return;
