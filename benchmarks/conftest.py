@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from benchmarks import machine, rows
-from vitkern import cpu
 from vitkern.cli.machine import describe, let_torch_run_bf16
 from vitkern.cli.timing import LONG_CALL_S, Turns
 
@@ -129,13 +128,14 @@ def compare(benchmark, keep_row, request: pytest.FixtureRequest) -> Callable[...
             for provider in slow_peers(turns) if retire_slow else ():
                 turns.retire(provider)
             rounds = turns.rounds(seconds)
+            how = precision or rows.PRECISION[dtype]
             every, count, rates = -(-rounds // CALIBRATED_ROUNDS), itertools.count(), []
 
             def others() -> None:
                 calibrated = next(count) % every == 0
                 for provider in turns.once:  # native is the last
                     if calibrated:
-                        rates.append(cpu.calibrate(getattr(torch, dtype), seconds=CALIBRATION_S))
+                        rates.append(machine.multiply_rate(how, CALIBRATION_S))
                     if provider != "native":
                         turns.take(provider)
                 turns.warm("native")

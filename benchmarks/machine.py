@@ -2,7 +2,8 @@
 
 The limits are measured, not data-sheet figures. `vitkern.cpu.calibrate` gives the rate of
 multiply-adds on numbers in L1 and of reads from each level of memory, by loops of the instruction
-set that the kernels run; `torch.mm` stands beside them as what a BLAS makes of the same machine.
+set that the kernels run; `torch.mm` on tensors of the precision's dtype stands beside them as what
+a BLAS makes of the same machine.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 
 from vitkern import cpu
 from vitkern.cli.machine import describe, let_torch_run_bf16
+from vitkern.paths import PRECISIONS
 
-DTYPES = (torch.float32, torch.bfloat16)
+# Products of bf16 terms that make one product on AMX tiles (csrc/cpu/terms_amx.hpp).
+TILE_PRODUCTS = {"fp32": 6, "tf32": 3, "bf16": 1}
 MATMUL_SIZES = (512, 1024, 1536)  # 1 to 9 MB an operand in fp32: past L2, a tenth of a second each
 L2_BYTES = 1 << 20  # for each thread; half of today's smaller L2 caches of servers
 L3_BYTES = 32 << 20  # for all threads
@@ -45,8 +48,15 @@ def matmul_gflops(dtype: torch.dtype, seconds: float) -> float:
     return round(max(map(rate, MATMUL_SIZES)) / 1e9, 1)
 
 
-def multiply_gflops(dtype: torch.dtype, seconds: float) -> float:
-    return round(best_rate(lambda: cpu.calibrate(dtype), seconds) / 1e9, 1)
+def multiply_rate(precision: str, seconds: float = 0.02) -> float:
+    """Flops a second at which this machine could multiply at a precision, as its kernels do."""
+    if cpu.isa() == "amx":
+        return cpu.calibrate(torch.bfloat16, seconds=seconds) / TILE_PRODUCTS[precision]
+    return cpu.calibrate(PRECISIONS[precision], seconds=seconds)
+
+
+def multiply_gflops(precision: str, seconds: float) -> float:
+    return round(best_rate(lambda: multiply_rate(precision), seconds) / 1e9, 1)
 
 
 def read_gbs(size: int, seconds: float) -> float:
@@ -63,8 +73,8 @@ def limits(seconds: float = 0.5) -> dict[str, object]:
     }
     return {
         "kind": "limits",
-        "multiply_gflops": {str(d)[6:]: multiply_gflops(d, seconds) for d in DTYPES},
-        "matmul_gflops": {str(d)[6:]: matmul_gflops(d, seconds) for d in DTYPES},
+        "multiply_gflops": {p: multiply_gflops(p, seconds) for p in PRECISIONS},
+        "matmul_gflops": {p: matmul_gflops(d, seconds) for p, d in PRECISIONS.items()},
         "read_gbs": {place: read_gbs(size, seconds) for place, size in sizes.items()},
         "read_bytes": sizes,
     }

@@ -20,7 +20,7 @@ def limits_of(rows: list[dict]) -> dict | None:
 
 def peak(row: dict, limits: dict) -> float:
     """GFLOPS of multiply-adds: the calibration between the row's own turns, else the run's best."""
-    return row.get("multiply_gflops") or limits["multiply_gflops"][row["dtype"]]
+    return row.get("multiply_gflops") or limits["multiply_gflops"][precision(row)]
 
 
 def level(row: dict, limits: dict) -> str:
@@ -74,13 +74,12 @@ def words(rows: list[dict], limits: dict) -> str:
         limits[key] for key in ("multiply_gflops", "matmul_gflops", "read_gbs")
     )
     sizes = {place: f"{size >> 20} MiB" for place, size in limits["read_bytes"].items()}
-    read = ", ".join(f"{gbs} GB/s from {place} ({sizes[place]})" for place, gbs in reads.items())
-    return (
-        f"Measured limits: {multiply['float32']} GFLOPS of multiply-adds on fp32 numbers and"
-        f" {multiply['bfloat16']} on bf16 numbers, both in L1; reads of {read}. PyTorch's matmul"
-        f" reaches {matmul['float32']} GFLOPS in fp32 and {matmul['bfloat16']} in bf16."
-        f" {stamp(rows)}."
+    rates = ", ".join(
+        f"{rate} GFLOPS in {how} (PyTorch's matmul reaches {matmul[how]})"
+        for how, rate in multiply.items()
     )
+    read = ", ".join(f"{gbs} GB/s from {place} ({sizes[place]})" for place, gbs in reads.items())
+    return f"Measured limits: products on numbers in L1, {rates}; reads of {read}. {stamp(rows)}."
 
 
 def draw(rows: list[dict], path: pathlib.Path) -> pathlib.Path:
@@ -108,7 +107,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> pathlib.Path:
     )
     chart.arrange(figure)  # labels are placed in the final layout
     for axis, how in zip(axes[0], shown, strict=True):
-        draw_roofs(axis, limits, how, everything, (left, right, bottom))
+        draw_roofs(axis, limits, how, (left, right, bottom))
         draw_points(axis, how, names, ops, models)
     title = "Operators and models under the machine's measured limits"
     return chart.save(figure, path, title, stamp(rows), arranged=True)
@@ -126,10 +125,9 @@ def handles(names: list[str]) -> list:
     return marks + [mark("s", chart.COLOURS[p], chart.NAMES[p]) for p in ("torch", "native")]
 
 
-def draw_roofs(axis, limits: dict, how: str, rows: list[dict], frame: tuple) -> None:
+def draw_roofs(axis, limits: dict, how: str, frame: tuple) -> None:
     left, right, bottom = frame
-    dtype = next(row["dtype"] for row in rows if precision(row) == how)
-    roof = limits["multiply_gflops"][dtype]
+    roof = limits["multiply_gflops"][how]
     for place, line in (("L2", ":"), ("L3", "--"), ("memory", "-")):
         gbs = limits["read_gbs"][place]
         start, knee = max(left, bottom / gbs), roof / gbs

@@ -6,11 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from benchmarks import conftest, models, pictures, report, roofline, rows, sweeps, tables
+from benchmarks import conftest, machine, models, pictures, report, roofline, rows, sweeps, tables
 from benchmarks import test_scaling as scaling_suite
 from vitkern import ViT, ViTConfig
 from vitkern.cli.timing import Spread, Turns
+from vitkern.paths import PRECISIONS
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -59,7 +61,7 @@ def test_rows_hold_what_a_claim_needs(measured):
 
 def test_limits_are_measured_with_the_rows(measured):
     (limits,) = (r for r in measured if r["kind"] == "limits")
-    assert limits["multiply_gflops"].keys() == limits["matmul_gflops"].keys()
+    assert limits["multiply_gflops"].keys() == limits["matmul_gflops"].keys() == PRECISIONS.keys()
     assert all(rate > 0 for rate in limits["multiply_gflops"].values())
     assert limits["read_gbs"].keys() == limits["read_bytes"].keys() == {"L2", "L3", "memory"}
     assert all(rate > 0 for rate in limits["read_gbs"].values())
@@ -171,8 +173,8 @@ def test_sweeps_count_threads_up_and_time_no_point_twice():
 
 def test_roofline_names_the_nearer_limit():
     limits = {
-        "kind": "limits", "multiply_gflops": {"float32": 1e3, "bfloat16": 1e3},
-        "matmul_gflops": {"float32": 900.0, "bfloat16": 900.0},
+        "kind": "limits", "multiply_gflops": {"fp32": 1e3, "bf16": 1e3},
+        "matmul_gflops": {"fp32": 900.0, "bf16": 900.0},
         "read_gbs": {"L2": 100.0, "L3": 50.0, "memory": 20.0},
         "read_bytes": {"L2": 1 << 20, "L3": 32 << 20, "memory": 512 << 20},
     }  # fmt: skip
@@ -218,3 +220,9 @@ def test_a_retired_provider_takes_no_more_turns():
     spreads = turns.run(0.001)
     assert calls.count("a") == before and len(turns.samples["a"]) == 1
     assert spreads.keys() == {"a", "b"} and len(turns.samples["b"]) >= 3
+
+
+def test_terms_on_tiles_divide_the_multiply_rate(monkeypatch):
+    monkeypatch.setattr(machine.cpu, "isa", lambda: "amx")
+    monkeypatch.setattr(machine.cpu, "calibrate", lambda dtype, seconds: {torch.bfloat16: 6}[dtype])
+    assert [machine.multiply_rate(p) for p in PRECISIONS] == [1, 2, 6]
