@@ -106,33 +106,27 @@ inline void pack_panel(const Weights& w, int64_t panel, float* scratch, void* pa
              Vec::kLanes);
 }
 
-// What the next calls will read: A's next tile, and lines of W's next block.
-struct Ahead {
-  const float* a;
-  const float* b;
-};
-
-// c (R, kNR) = or += a (R, K) b (K, kNR)
+// c (R, kNR) = or += a (R, K) b (K, kNR); `ahead` is a part of what b will be.
 template <int R>
 inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int64_t K, float* c,
-                          int64_t c_stride, bool add, Ahead ahead) {
+                          int64_t c_stride, bool add, const float* ahead) {
   Vec acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = Vec::set(0);
+  TileReader<R> rows(a, a_stride * 4);
   for (int64_t k0 = 0; k0 < K; k0 += kLine) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) __builtin_prefetch(ahead.a + r * a_stride + k0, 0, 3);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) __builtin_prefetch(ahead.b + 4 * k0 + i * kLine, 0, 2);
-    const int64_t end = min(K, k0 + kLine);
-    for (int64_t k = k0; k < end; ++k) {
-      const Vec b0 = Vec::load(b + k * kNR), b1 = Vec::load(b + k * kNR + Vec::kLanes);
+    for (int i = 0; i < 4; ++i) __builtin_prefetch(ahead + 4 * k0 + i * kLine, 0, 2);
+    for (int64_t left = min(kLine, K - k0); left > 0; --left) {
+      const Vec b0 = Vec::load(b), b1 = Vec::load(b + Vec::kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const Vec x = Vec::set(a[r * a_stride + k]);
+        const Vec x = Vec::set(*reinterpret_cast<const float*>(rows.row(r)));
         acc[r][0] = fma(x, b0, acc[r][0]);
         acc[r][1] = fma(x, b1, acc[r][1]);
       }
+      rows.advance(4);
+      b += kNR;
     }
   }
 #pragma GCC unroll 16
@@ -144,7 +138,7 @@ inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int6
 }
 
 inline void multiply(int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t K,
-                     float* c, int64_t c_stride, bool add, Ahead ahead) {
+                     float* c, int64_t c_stride, bool add, const float* ahead) {
   with_rows(rows, [&]<int R>() { multiply_rows<R>(a, a_stride, b, K, c, c_stride, add, ahead); });
 }
 
@@ -179,8 +173,7 @@ struct Tiles {
         const int64_t R = tile.end - tile.begin;
         const float* const a = A.data + (rows.begin + tile.begin) * A.stride + k0;
         const int64_t line = t * kKC * 4 % (kKC * kNR);  // this tile's share of the next block
-        fma_tiles::multiply(R, a, A.stride, b, K, c + tile.begin * kNR, kNR, k0 > 0,
-                            {a + R * A.stride, next + line});
+        fma_tiles::multiply(R, a, A.stride, b, K, c + tile.begin * kNR, kNR, k0 > 0, next + line);
       }
     }
   }
@@ -212,7 +205,7 @@ inline void pack_values(DType type, const void* values, int64_t stride, int64_t 
 // c (R, kNR) = or += the first R <= kTileRows rows of a (R, K) times steps k0 .. k0 + K of a panel.
 inline void multiply_panel(const Left& a, int64_t R, const float* panel, int64_t k0, int64_t K,
                            float* c, int64_t c_stride, bool add) {
-  multiply(R, a.data, a.stride, panel + k0 * kNR, K, c, c_stride, add, {a.data, panel});
+  multiply(R, a.data, a.stride, panel + k0 * kNR, K, c, c_stride, add, panel);
 }
 
 }  // namespace fma_tiles

@@ -126,25 +126,25 @@ inline __m512i add_pairs(__m512i sum, __m512i x, __m512i y) {
 template <int R>
 inline void multiply_rows(const int32_t* a, int64_t a_stride, const float* a_scale,
                           int64_t scale_stride, const char* block, int64_t pairs, float* c,
-                          bool add, const int32_t* ahead_a, const char* ahead_b) {
+                          bool add, const char* ahead) {
   __m512i acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_si512();
+  TileReader<R> rows(a, a_stride * 4);
+  const char* b = block;
   for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) __builtin_prefetch(ahead_a + r * a_stride + k0, 0, 3);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) __builtin_prefetch(ahead_b + (4 * k0 / kLine + i) * 64, 0, 2);
-    const int64_t end = min(pairs, k0 + kLine);
-    for (int64_t k = k0; k < end; ++k) {
-      const __m512i b0 = _mm512_loadu_si512(block + k * kNR * 4),
-                    b1 = _mm512_loadu_si512(block + k * kNR * 4 + 64);
+    for (int i = 0; i < 4; ++i) __builtin_prefetch(ahead + (4 * k0 / kLine + i) * 64, 0, 2);
+    for (int64_t left = min(kLine, pairs - k0); left > 0; --left) {
+      const __m512i b0 = _mm512_loadu_si512(b), b1 = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const __m512i x = _mm512_set1_epi32(a[r * a_stride + k]);
+        const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(rows.row(r)));
         acc[r][0] = add_pairs(acc[r][0], x, b0);
         acc[r][1] = add_pairs(acc[r][1], x, b1);
       }
+      rows.advance(4);
+      b += 128;
     }
   }
   const float* const scales = reinterpret_cast<const float*>(block + kKC * kNR * 2);
@@ -182,7 +182,7 @@ struct Tiles {
         const int64_t line = t * kPairs * 16 % (kKC * kNR * 2);  // this tile's share of the next
         with_rows(R, [&]<int kRows>() {
           multiply_rows<kRows>(a, stride, A.scales(m) + k0 / kKC, stride, panel, pairs,
-                               c + tile.begin * kNR, k0 > 0, a + R * stride, next + line);
+                               c + tile.begin * kNR, k0 > 0, next + line);
         });
       }
     }
