@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks import machine, rows
+from vitkern import cpu
 from vitkern.cli.machine import describe, let_torch_run_bf16
 from vitkern.cli.timing import LONG_CALL_S, Turns
 
@@ -135,7 +136,7 @@ def compare(benchmark, keep_row, request: pytest.FixtureRequest) -> Callable[...
                 calibrated = next(count) % every == 0
                 for provider in turns.once:  # native is the last
                     if calibrated:
-                        rates.append(machine.multiply_rate(how, CALIBRATION_S))
+                        rates.append(cpu.calibrate(how, seconds=CALIBRATION_S))
                     if provider != "native":
                         turns.take(provider)
                 turns.warm("native")

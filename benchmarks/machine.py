@@ -18,8 +18,6 @@ from vitkern import cpu
 from vitkern.cli.machine import describe, let_torch_run_bf16
 from vitkern.paths import PRECISIONS
 
-# Products of bf16 terms that make one product on AMX tiles (csrc/cpu/terms_amx.hpp).
-TILE_PRODUCTS = {"fp32": 6, "tf32": 3, "bf16": 1}
 MATMUL_SIZES = (512, 1024, 1536)  # 1 to 9 MB an operand in fp32: past L2, a tenth of a second each
 L2_BYTES = 1 << 20  # for each thread; half of today's smaller L2 caches of servers
 L3_BYTES = 32 << 20  # for all threads
@@ -48,15 +46,8 @@ def matmul_gflops(dtype: torch.dtype, seconds: float) -> float:
     return round(max(map(rate, MATMUL_SIZES)) / 1e9, 1)
 
 
-def multiply_rate(precision: str, seconds: float = 0.02) -> float:
-    """Flops a second at which this machine could multiply at a precision, as its kernels do."""
-    if cpu.isa() == "amx":
-        return cpu.calibrate(torch.bfloat16, seconds=seconds) / TILE_PRODUCTS[precision]
-    return cpu.calibrate(PRECISIONS[precision], seconds=seconds)
-
-
 def multiply_gflops(precision: str, seconds: float) -> float:
-    return round(best_rate(lambda: multiply_rate(precision), seconds) / 1e9, 1)
+    return round(best_rate(lambda: cpu.calibrate(precision), seconds) / 1e9, 1)
 
 
 def read_gbs(size: int, seconds: float) -> float:

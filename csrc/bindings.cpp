@@ -97,7 +97,7 @@ patch_embed_args patch_embed_from(const py::kwargs& kw) {
 
 calibrate_args calibrate_from(const py::kwargs& kw) {
   calibrate_args a{};
-  INTO(a, threads), INTO(a, dtype), INTO(a, floats), INTO(a, seconds);
+  INTO(a, threads), INTO(a, precision), INTO(a, floats), INTO(a, seconds);
   INTO_ADDRESS(a, data), INTO_ADDRESS(a, rates);
   return a;
 }

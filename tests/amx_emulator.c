@@ -1,14 +1,16 @@
 // Intel AMX in software: preloaded, this library lets a process run AMX kernels, their object code
-// unchanged, on an x86-64 Linux machine whose processor or hypervisor does not offer AMX.
+// unchanged, on an x86-64 Linux machine whose processor or hypervisor does not offer AMX. It needs
+// AVX512-BF16, executed if not announced, as on a virtual machine that hides it.
 //
 //   gcc -O2 -Wall -Wextra -shared -fPIC -o amx_emulator.so amx_emulator.c -ldl -lpthread
 //   VITKERN_AMX_EMULATOR=1 LD_PRELOAD=$PWD/amx_emulator.so python -m pytest ...
 //
 // Without that variable, or where AMX works already, it does nothing; VITKERN_AMX_EMULATOR=require
 // ends the process with status 77 where it cannot work. It makes CPUID fault (SIGSEGV) and answers
-// with the machine's own values plus AMX, grants the permission that arch_prctl is asked for, and
-// executes AMX instructions, which are invalid opcodes (SIGILL), on tiles of the thread. They do
-// what "Operation" says in the Intel SDM; what they refuse (#UD, #GP) is a message and abort().
+// with the machine's own values plus AMX and what oneDNN wants beside it, grants the permission
+// that arch_prctl is asked for, and executes AMX instructions, which are invalid opcodes (SIGILL),
+// on tiles of the thread. They do what "Operation" says in the Intel SDM; what they refuse (#UD,
+// #GP) is a message and abort().
 //
 // A trap costs 8 us, so the handler goes on while it knows the next instruction, AMX or a scalar
 // one of the loop around it: a loop over k is one trap, at 0.3 us per instruction. Not covered:
@@ -41,7 +43,8 @@ PER_THREAD TileConfig config;  // all zero: not configured
 PER_THREAD Tile tiles[8];
 static unsigned long long total;  // AMX instructions, by all threads
 static unsigned max_leaf;         // of CPUID, on this machine itself
-static int active, use_avx512, has_avx512_bf16;
+static unsigned leaf_7_0_edx = 1u << 22 | 3u << 24, leaf_7_1_eax;  // AMX-BF16, TILE, INT8; others
+static int active, traps;
 
 unsigned long long vitkern_amx_emulated(void) { return __atomic_load_n(&total, __ATOMIC_RELAXED); }
 
@@ -55,7 +58,7 @@ static void require(int holds, const char* instruction, const char* fault) {
 // TDPBF16PS: an element is a pair of bf16. Even and odd ones are summed apart over k, from zero, by
 // fused multiply-adds; then C += even + odd. Round to nearest even, denormals in and out are zero:
 // the caller sets MXCSR so. Which one of several NaNs comes out is not specified.
-TARGET("avx512f") static void bf16_avx512(Tile c, Tile a, Tile b, int m, int k, int n) {
+TARGET("avx512f") static void multiply_bf16(Tile c, Tile a, Tile b, int m, int k, int n) {
   for (int i = 0; i < m; ++i) {
     __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
     for (int j = 0; j < k; ++j) {
@@ -68,21 +71,6 @@ TARGET("avx512f") static void bf16_avx512(Tile c, Tile a, Tile b, int m, int k, 
   }
 }
 
-static inline float f32(uint32_t bits) { return _mm_cvtss_f32((__m128)_mm_cvtsi32_si128(bits)); }
-
-TARGET("avx2,fma") static void bf16_avx2(Tile c, Tile a, Tile b, int m, int k, int n) {
-  for (int i = 0; i < m; ++i) {
-    float even[16] = {0}, odd[16] = {0};
-    for (int j = 0; j < k; ++j)
-      for (int x = 0; x < 16; ++x) {
-        even[x] = __builtin_fmaf(f32(a[i][j] << 16), f32(b[j][x] << 16), even[x]);
-        odd[x] = __builtin_fmaf(f32(a[i][j] >> 16 << 16), f32(b[j][x] >> 16 << 16), odd[x]);
-      }
-    for (int x = 0; x < n; ++x) even[x] = f32(c[i][x]) + (even[x] + odd[x]);
-    memcpy(c[i], even, 4 * n);
-  }
-}
-
 // The even or the odd bytes of v as 16-bit numbers.
 TARGET("avx2") static inline __m256i widen(__m256i v, int odd, int is_signed) {
   if (!odd) v = _mm256_slli_epi16(v, 8);
@@ -90,7 +78,7 @@ TARGET("avx2") static inline __m256i widen(__m256i v, int odd, int is_signed) {
 }
 
 // TDPB[SU][SU]D: an element is four bytes, of A signed if pp & 2, of B if pp & 1; sums wrap around.
-TARGET("avx2") static void int8_avx2(Tile c, Tile a, Tile b, int m, int k, int pp) {
+TARGET("avx2") static void multiply_int8(Tile c, Tile a, Tile b, int m, int k, int pp) {
   for (int i = 0; i < 2 * m; ++i)  // half rows
     for (int j = 0; j < 2 * k; ++j) {
       const __m256i x = widen(_mm256_set1_epi32(a[i / 2][j / 2]), j % 2, pp & 2);
@@ -179,10 +167,10 @@ static void multiply(int c, int a, int b, int is_bf16, int pp, const char* name)
   require(config.rows[a] == m && config.colsb[b] == 4 * n, name, "#UD, C does not suit A and B");
   require(config.colsb[a] == 4 * k, name, "#UD, columns of A are not rows of B");
   config.start_row = 0;
-  if (!is_bf16) return int8_avx2(tiles[c], tiles[a], tiles[b], m, k, pp);
+  if (!is_bf16) return multiply_int8(tiles[c], tiles[a], tiles[b], m, k, pp);
   const unsigned mxcsr = _mm_getcsr();
   _mm_setcsr(0x9fc0);  // FTZ, DAZ, nearest even, all exceptions masked
-  (use_avx512 ? bf16_avx512 : bf16_avx2)(tiles[c], tiles[a], tiles[b], m, k, n);
+  multiply_bf16(tiles[c], tiles[a], tiles[b], m, k, n);
   _mm_setcsr(mxcsr);
 }
 
@@ -322,8 +310,8 @@ static void on_sigsegv(int number, siginfo_t* info, void* context) {
     set_cpuid_faulting(1);
   }
   if (leaf == 0 && a < 0x1e) a = 0x1e;
-  if (leaf == 7 && subleaf == 0) a += a == 0, d |= 1u << 22 | 3u << 24;  // AMX-BF16, TILE and INT8
-  if (leaf == 7 && subleaf == 1 && has_avx512_bf16) a |= 1u << 5;
+  if (leaf == 7 && subleaf == 0) a += a == 0, d |= leaf_7_0_edx;
+  if (leaf == 7 && subleaf == 1) a |= leaf_7_1_eax;
   if (leaf == 0xd && subleaf == 0) a |= 3u << 17;  // XCR0 may have TILECFG and TILEDATA
   if (leaf == 0x1d || leaf == 0x1e) a = b = c = d = 0;
   if (leaf == 0x1d && subleaf == 0) a = 1;  // the last palette
@@ -365,32 +353,39 @@ long any_syscall(long number, long a, long b, long c, long d, long e, long f) {
 }
 
 // ---- Start --------------------------------------------------------------------------------------
+// Whether these 6 bytes of code, which may write zmm0, run without a trap.
+#define RUNS(code) \
+  (traps = 0, ({ __asm__ volatile(".byte " code : : : "xmm0", "memory"); }), !traps)
+
 static void on_probe(int number, siginfo_t* info, void* context) {
-  (void)number, (void)info;
-  has_avx512_bf16 = 0;
+  (void)info;
+  traps = number;
   ((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP] += 6;
 }
 
 __attribute__((constructor)) static void start(void) {
   const char* wish = getenv("VITKERN_AMX_EMULATOR");
   if (!wish || !*wish) return;
-  const int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  struct sigaction ours = {.sa_sigaction = on_probe, .sa_flags = SA_SIGINFO | SA_NODEFER};
+  __sigaction(SIGILL, &ours, &theirs[SIGILL]);
+  const unsigned has_avx512_bf16 = RUNS("0x62, 0xf2, 0x7e, 0x48, 0x52, 0xc0");  // vdpbf16ps
+  const unsigned has_avx512_fp16 = RUNS("0x62, 0xf5, 0x7c, 0x48, 0x58, 0xc0");  // vaddph
+  const unsigned has_avx_vnni = RUNS("0xc4, 0xe2, 0x7d, 0x50, 0xc0, 0x90");     // vpdpbusd, nop
+  __sigaction(SIGILL, &theirs[SIGILL], NULL);
+  leaf_7_0_edx |= has_avx512_fp16 << 23;
+  leaf_7_1_eax |= has_avx512_bf16 << 5 | has_avx_vnni << 4;
+
   unsigned a, b, c, d = 0, xcr0 = 0;
-  if (has_avx2) __asm__("xgetbv" : "=a"(xcr0) : "c"(0) : "edx");
+  if (has_avx512_bf16) __asm__("xgetbv" : "=a"(xcr0) : "c"(0) : "edx");
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
   if ((xcr0 >> 17 & 3) == 3 && d >> 24 & 1) return;
-  use_avx512 = __builtin_cpu_supports("avx512f");
   max_leaf = __get_cpuid_max(0, NULL);
-  if (!has_avx2 || set_cpuid_faulting(1) != 0) {
+  if (!has_avx512_bf16 || set_cpuid_faulting(1) != 0) {
     if (strcmp(wish, "require")) return;
-    const char* missing = has_avx2 ? "CPUID cannot be made to fault" : "no AVX2 and FMA";
+    const char* missing = has_avx512_bf16 ? "CPUID cannot be made to fault" : "no AVX512-BF16";
     dprintf(STDERR_FILENO, "amx_emulator: cannot work here: %s\n", missing);
     _exit(77);
   }
-  has_avx512_bf16 = 1;  // unless vdpbf16ps %zmm0, %zmm0, %zmm0 traps
-  struct sigaction ours = {.sa_sigaction = on_probe, .sa_flags = SA_SIGINFO | SA_NODEFER};
-  __sigaction(SIGILL, &ours, &theirs[SIGILL]);
-  __asm__ volatile(".byte 0x62, 0xf2, 0x7e, 0x48, 0x52, 0xc0" ::: "xmm0", "memory");
   ours.sa_sigaction = on_sigill;
   __sigaction(SIGILL, &ours, NULL);
   ours.sa_sigaction = on_sigsegv;

@@ -6,9 +6,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-from benchmarks import conftest, machine, models, pictures, report, roofline, rows, sweeps, tables
+from benchmarks import conftest, models, pictures, report, roofline, rows, sweeps, tables
 from benchmarks import test_scaling as scaling_suite
 from vitkern import ViT, ViTConfig
 from vitkern.cli.timing import Spread, Turns
@@ -220,9 +219,3 @@ def test_a_retired_provider_takes_no_more_turns():
     spreads = turns.run(0.001)
     assert calls.count("a") == before and len(turns.samples["a"]) == 1
     assert spreads.keys() == {"a", "b"} and len(turns.samples["b"]) >= 3
-
-
-def test_terms_on_tiles_divide_the_multiply_rate(monkeypatch):
-    monkeypatch.setattr(machine.cpu, "isa", lambda: "amx")
-    monkeypatch.setattr(machine.cpu, "calibrate", lambda dtype, seconds: {torch.bfloat16: 6}[dtype])
-    assert [machine.multiply_rate(p) for p in PRECISIONS] == [1, 2, 6]

@@ -16,6 +16,7 @@ from . import _C
 DTYPES = {torch.float32: _C.DType.f32, torch.bfloat16: _C.DType.bf16}
 IMAGE_DTYPES = {**DTYPES, torch.uint8: _C.DType.u8}
 ACTIVATIONS = {name: getattr(_C.Activation, name) for name in _C.Activation.__members__}
+PRECISIONS = {name: getattr(_C.Precision, name) for name in _C.Precision.__members__}
 _OFF = (0, 0, 1.0)
 
 
@@ -170,18 +171,15 @@ def patch_embed(
 
 
 def calibrate(
-    dtype: torch.dtype = torch.float32,
-    data: Tensor | None = None,
-    seconds: float = 0.02,
-    isa: str = "",
+    precision: str = "fp32", data: Tensor | None = None, seconds: float = 0.02, isa: str = ""
 ) -> float:
     """What this machine can do with torch's threads, measured for `seconds`.
 
-    Flops a second of multiply-adds on numbers of `dtype` in L1; with `data` (fp32), bytes a second
-    of reading it over and over, each thread its own part.
+    Flops a second of multiply-adds on numbers in L1, as the engine multiplies at a precision; with
+    `data` (fp32), bytes a second of reading it over and over, each thread its own part.
     """
-    if dtype not in DTYPES:
-        raise TypeError(f"calibrate: dtype is {dtype}, expected one of {list(DTYPES)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"calibrate: precision is {precision!r}, expected {', '.join(PRECISIONS)}")
     if data is not None and (
         data.dtype != torch.float32 or data.device.type != "cpu" or not data.is_contiguous()
     ):
@@ -195,7 +193,7 @@ def calibrate(
         )
     rates = torch.zeros(threads, dtype=torch.float64)
     _C.calibrate(
-        isa, threads=threads, dtype=DTYPES[dtype], data=address(data),
+        isa, threads=threads, precision=PRECISIONS[precision], data=address(data),
         floats=0 if data is None else data.numel(), seconds=seconds, rates=address(rates),
     )  # fmt: skip
     return rates.sum().item()

@@ -19,7 +19,6 @@ from . import _C, cpu
 if TYPE_CHECKING:
     from .model import ViT
 
-_PRECISIONS = {name: getattr(_C.Precision, name) for name in _C.Precision.__members__}
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
 _MODEL_DTYPES = (torch.float32, torch.bfloat16)
 _GRIDS_KEPT = 8  # image sizes whose positions and attention biases are remembered
@@ -27,8 +26,8 @@ _GRIDS_KEPT = 8  # image sizes whose positions and attention biases are remember
 
 def why_not(model: ViT, image: Tensor, precision: str) -> str:
     """ "" when the packed engine can serve this call, else the reason in one line."""
-    if precision not in _PRECISIONS:
-        return f"the engine computes in {' or '.join(_PRECISIONS)}, not {precision}"
+    if precision not in cpu.PRECISIONS:
+        return f"the engine computes in {' or '.join(cpu.PRECISIONS)}, not {precision}"
     if image.device.type != "cpu":
         return f"the packed engine runs on the CPU, the image is on {image.device}"
     if image.dtype not in cpu.IMAGE_DTYPES:
@@ -71,7 +70,7 @@ class Engine:
         self._native = _C.Engine(
             isa, channels=c.channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
             heads=c.heads, mlp_width=c.mlp_width, depth=c.depth, eps=c.norm_eps,
-            activation=cpu.ACTIVATIONS[c.activation], precision=_PRECISIONS[precision],
+            activation=cpu.ACTIVATIONS[c.activation], precision=cpu.PRECISIONS[precision],
         )  # fmt: skip
         self._whole_head = c.head == "linear" and c.pool in _POOLS  # else the head runs in PyTorch
         self._grids: OrderedDict[tuple[int, int], tuple] = OrderedDict()

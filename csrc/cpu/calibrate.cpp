@@ -1,15 +1,16 @@
 // calibrate: how fast this machine multiplies and reads, by loops of this instruction set alone.
 //
 // multiply: c[kRows][3] += a[kRows] * b[3] over numbers in L1, the inner loop of a GEMM without its
-//           memory traffic: 2 flops a lane and multiply-add; bf16 on AMX by tiles.
+//           memory traffic: 2 flops a lane and multiply-add. By tiles with AMX, where a product of
+//           fp32 is six of bf16 and one of tf32 three; by integers with VNNI.
 // read:     every thread sums its own part of `data` again and again: the bytes of each pass.
 //
 // The team starts together after a warm pass; each thread counts its work until `seconds` are over
 // by its own clock, so that one that is held up lowers its own rate and no other's.
 #include <time.h>
 
+#include "gemm.hpp"
 #include "kernels.hpp"
-#include "parallel.hpp"
 
 namespace {
 
@@ -18,7 +19,7 @@ namespace {
 // product apart from its sum takes one more register.
 constexpr int64_t kRows = Vec::kLanes == 16 ? 8 : Vec::kLanes == 8 ? 4 : 3;
 constexpr int64_t kColumns = 3;
-constexpr int64_t kSteps = 128;  // 24 KiB of b and 4 KiB of a with AVX-512: in an L1 of 32 KiB
+constexpr int64_t kDepth = 128;  // 24 KiB of b and 4 KiB of a with AVX-512: in an L1 of 32 KiB
 constexpr int64_t kPasses = 32;  // between two looks at the clock: 10 to 20 us
 constexpr int64_t kReadBlock = 1 << 16;  // floats between two looks: 256 KiB, 2 to 20 us
 
@@ -29,27 +30,23 @@ double now() {
 }
 
 struct Factors {
-  alignas(64) float a[kSteps * kRows];
-  alignas(64) float b[kSteps * kColumns * Vec::kLanes];
+  alignas(64) float a[kDepth * kRows];
+  alignas(64) float b[kDepth * kColumns * Vec::kLanes];
 
-  // Uniform in [-1, 1): zeros and small integers toggle fewer wires and flatter the clock. bf16
-  // numbers are widened here, once, as the kernels widen a panel of weights.
-  Factors(DType dtype, uint32_t seed) {
-    fill(dtype, a, kSteps * kRows, seed);
-    fill(dtype, b, kSteps * kColumns * Vec::kLanes, seed + 1);
+  // Uniform in [-1, 1): zeros and small integers toggle fewer wires and flatter the clock.
+  explicit Factors(uint32_t seed) {
+    fill(a, kDepth * kRows, seed);
+    fill(b, kDepth * kColumns * Vec::kLanes, seed + 1);
   }
-  static void fill(DType dtype, float* x, int64_t n, uint32_t state) {
+  static void fill(float* x, int64_t n, uint32_t state) {
     for (int64_t i = 0; i < n; ++i) {
       state = state * 1664525u + 1013904223u;
       x[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-      if (dtype == DType::bf16) {
-        bf16 rounded;
-        Vec::set(x[i]).store(&rounded, 1);
-        Vec::load(&rounded, 1).store(x + i, 1);
-      }
     }
   }
 };
+
+#if !defined(VITKERN_VNNI) && !defined(VITKERN_AMX)
 
 // kPasses passes over the factors, and their flops; the sums are folded into `total`, so that no
 // product is idle.
@@ -60,7 +57,7 @@ int64_t multiply(const Factors& f, Vec& total) {
 #pragma GCC unroll 3
     for (int64_t j = 0; j < kColumns; ++j) c[r][j] = Vec::set(0);
   for (int64_t pass = 0; pass < kPasses; ++pass)
-    for (int64_t k = 0; k < kSteps; ++k) {
+    for (int64_t k = 0; k < kDepth; ++k) {
       Vec b[kColumns];
 #pragma GCC unroll 3
       for (int64_t j = 0; j < kColumns; ++j)
@@ -76,10 +73,39 @@ int64_t multiply(const Factors& f, Vec& total) {
   for (int64_t r = 0; r < kRows; ++r)
 #pragma GCC unroll 3
     for (int64_t j = 0; j < kColumns; ++j) total = total + c[r][j];
-  return kPasses * kSteps * kRows * kColumns * Vec::kLanes * 2;
+  return kPasses * kDepth * kRows * kColumns * Vec::kLanes * 2;
 }
 
-#if defined(VITKERN_AMX)
+#elif defined(VITKERN_VNNI)
+
+// The same on pairs of integers: any bits will do, and the floats' are as random as others.
+int64_t multiply_pairs(const Factors& f, Vec& total) {
+  __m512i c[kRows][kColumns];
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r)
+#pragma GCC unroll 3
+    for (int64_t j = 0; j < kColumns; ++j) c[r][j] = _mm512_setzero_si512();
+  for (int64_t pass = 0; pass < kPasses; ++pass)
+    for (int64_t k = 0; k < kDepth; ++k) {
+      __m512i b[kColumns];
+#pragma GCC unroll 3
+      for (int64_t j = 0; j < kColumns; ++j)
+        b[j] = _mm512_loadu_si512(f.b + (k * kColumns + j) * Vec::kLanes);
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < kRows; ++r) {
+        const __m512i a = _mm512_castps_si512(_mm512_set1_ps(f.a[k * kRows + r]));
+#pragma GCC unroll 3
+        for (int64_t j = 0; j < kColumns; ++j) c[r][j] = vnni_tiles::add_pairs(c[r][j], a, b[j]);
+      }
+    }
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r)
+#pragma GCC unroll 3
+    for (int64_t j = 0; j < kColumns; ++j) total = total + Vec{_mm512_cvtepi32_ps(c[r][j])};
+  return kPasses * kDepth * kRows * kColumns * Vec::kLanes * 4;
+}
+
+#elif defined(VITKERN_AMX)
 
 // The same on tiles: c (32, 32) += a (32, 32) * b (32, 32), tiles 0-3 += 4, 5 times 6, 7. Four
 // loads of 8 cycles hide behind four products of 16.
@@ -90,12 +116,12 @@ struct TileFactors {
   alignas(64) bf16 tiles[kNumbers];
 
   explicit TileFactors(const Factors& f) {  // random numbers: their order does not matter
-    constexpr int64_t kFrom = kSteps * kColumns * Vec::kLanes;
+    constexpr int64_t kFrom = kDepth * kColumns * Vec::kLanes;
     for (int64_t i = 0; i < kNumbers; ++i) Vec::set(f.b[i % kFrom]).store(tiles + i, 1);
   }
 };
 
-int64_t multiply(const TileFactors& f) {
+int64_t multiply_tiles(const TileFactors& f) {
   tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
   for (int64_t pass = 0; pass < kPasses; ++pass)
 #pragma GCC unroll 1  // 32 addresses would not fit into the registers
@@ -151,16 +177,18 @@ namespace vitkern::VITKERN_ISA {
 void calibrate(const calibrate_args& a) {
   run_team(a.threads, [&](const Team& team) {
     if (!a.data) {
-      const Factors factors(a.dtype, static_cast<uint32_t>(2 * team.rank));
+      const Factors factors(static_cast<uint32_t>(2 * team.rank));
 #if defined(VITKERN_AMX)
-      if (a.dtype == DType::bf16) {
-        const TileFactors tiles(factors);
-        const auto pass = [&](Vec&) { return multiply(tiles); };
-        a.rates[team.rank] = rate(team, a.seconds, pass, pass);
-        return;
-      }
-#endif
+      const TileFactors tiles(factors);
+      const int64_t products[] = {6, 3, 1};  // of fp32, tf32, bf16
+      const auto pass = [&](Vec&) {
+        return multiply_tiles(tiles) / products[static_cast<int>(a.precision)];
+      };
+#elif defined(VITKERN_VNNI)
+      const auto pass = [&](Vec& total) { return multiply_pairs(factors, total); };
+#else
       const auto pass = [&](Vec& total) { return multiply(factors, total); };
+#endif
       a.rates[team.rank] = rate(team, a.seconds, pass, pass);
       return;
     }

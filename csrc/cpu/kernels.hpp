@@ -103,8 +103,8 @@ struct mlp_args {
 
 struct calibrate_args {
   int threads;
-  DType dtype;        // of the numbers multiplied: f32 or bf16
-  const float* data;  // (floats) read over and over; null: multiply numbers in L1 instead
+  Precision precision;  // of the products: as the engine computes them
+  const float* data;    // (floats) read over and over; null: multiply numbers in L1 instead
   int64_t floats;
   double seconds;  // how long; tens of milliseconds are enough
   double* rates;   // (threads) flops or bytes a second, of each thread
