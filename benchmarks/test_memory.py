@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from benchmarks import memory, rows
+from benchmarks.machine import precisions
 from vitkern.paths import PRECISIONS
 
 KIND = "memory"
@@ -17,7 +18,7 @@ BATCHES = {"S/16": (1, 8, 32), "B/16": (1, 8)}
 
 def cases(quick: bool) -> list:
     """(model, batch, precision); quick keeps Ti/16 at batch 1 in the first precision."""
-    found = [(m, b, p) for m, batches in BATCHES.items() for b in batches for p in PRECISIONS]
+    found = [(m, b, p) for m, batches in BATCHES.items() for b in batches for p in precisions()]
     found = [("Ti/16", 1, next(iter(PRECISIONS)))] if quick else found
     return [pytest.param(case, id="-".join(map(str, case))) for case in found]
 

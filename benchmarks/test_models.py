@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import models
+from benchmarks.machine import precisions
 from benchmarks.peers import timm_model
 from vitkern import ViT
 from vitkern.paths import PRECISIONS
@@ -25,7 +26,7 @@ IMAGE_SIZE = 224
 
 def cases(quick: bool) -> list:
     """(model, batch, precision); quick keeps the first of each."""
-    found = [(m, b, p) for m in MODELS for b in BATCHES for p in PRECISIONS]
+    found = [(m, b, p) for m in MODELS for b in BATCHES for p in precisions()]
     return [
         pytest.param(case, id="-".join(map(str, case)))
         for case in found

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import models
+from benchmarks.machine import precisions
 from vitkern import ViT
 from vitkern.paths import PRECISIONS
 
@@ -50,7 +51,7 @@ def points(most: int) -> list[Point]:
 
 def cases(quick: bool) -> list:
     """(point, precision); quick keeps Ti/16 at batch 1 in the first precision."""
-    found = [(point, p) for point in points(torch.get_num_threads()) for p in PRECISIONS]
+    found = [(point, p) for point in points(torch.get_num_threads()) for p in precisions()]
     return [
         pytest.param(
             (point, p), id=f"{point.name}-{point.batch}-{point.size}px-{point.threads}t-{p}"
