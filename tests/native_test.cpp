@@ -283,8 +283,8 @@ void test_calibrate(const Case& c) {
   std::vector<float> data(c.threads * 16 + 21, 1.0f);
   for (const float* read : {static_cast<float*>(nullptr), data.data()}) {
     std::vector<double> rates(c.threads, 0);
-    calibrate(c.isa,
-              {c.threads, c.dtype, read, static_cast<int64_t>(data.size()), 1e-4, rates.data()});
+    calibrate(c.isa, {c.threads, c.precision(), read, static_cast<int64_t>(data.size()), 1e-4,
+                      rates.data()});
     for (const double rate : rates) {
       ++checks;
       if (rate > 0 && rate < 1e15) continue;

@@ -212,7 +212,7 @@ def _isa() -> str:
         from . import cpu
 
         return cpu.isa()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         return f"unknown ({error})"
 
 

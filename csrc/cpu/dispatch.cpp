@@ -65,8 +65,9 @@ const IsaRow& row_named(const std::string& name, const char* origin) {
   for (const IsaRow& row : isa_rows()) {
     if (name == row.name) {
       if (row.runs_here) return row;
-      throw std::invalid_argument("vitkern: this CPU does not support the instruction set '" +
-                                  name + "' asked for by " + origin);
+      throw std::invalid_argument(
+          "vitkern: this CPU, or its operating system, does not support the instruction set '" +
+          name + "' asked for by " + origin);
     }
     known += std::string(known.empty() ? "" : ", ") + row.name;
   }

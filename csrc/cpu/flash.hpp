@@ -106,8 +106,10 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch, con
     head_tiles::pack_values(h.dtype, offset(h.dtype, h.v, keys.begin * h.stride + e), h.stride, n,
                             h.E - e, h.precision, v_panels + e / kColumns * at.v_panel);
 
-  for (int64_t i0 = queries.begin; i0 < queries.end; i0 += kQueries) {
-    const int64_t R = min(kQueries, queries.end - i0);
+  const int64_t count = queries.end - queries.begin;
+  for (int64_t t = 0; t < ceil_div(count, kQueries); ++t) {
+    const Range tile = head_tiles::query_tile(count, t);
+    const int64_t i0 = queries.begin + tile.begin, R = tile.end - tile.begin;
     float m[kQueries], l[kQueries];
     for (int64_t r = 0; r < R; ++r) {
       m[r] = -INFINITY;
@@ -116,7 +118,6 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch, con
       widen_row(h.dtype, offset(h.dtype, h.q, (i0 + r) * h.stride), row, h.E);
       q.close(r, row, h.E);
     }
-    memset(o, 0, R * E_padded * sizeof(float));
     for (int64_t j0 = 0; j0 < n; j0 += kKeys) {
       const int64_t J = min(kKeys, n - j0);
       for (int64_t j = 0; j < J; j += kColumns)
@@ -138,7 +139,7 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch, con
       }
       for (int64_t e = 0; e < E_padded; e += kColumns)
         head_tiles::multiply_panel(p, R, v_panels + e / kColumns * at.v_panel, j0, J, o + e,
-                                   E_padded, true);
+                                   E_padded, j0 > 0);
     }
     for (int64_t r = 0; r < R; ++r) {
       float* const row = o + r * E_padded;

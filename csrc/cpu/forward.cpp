@@ -15,7 +15,7 @@
 namespace vitkern::VITKERN_ISA {
 namespace {
 
-Weights weights(const forward_args& a, const PackedLinear& l, const void* next) {
+Weights weights(const forward_args& a, const PackedLinear& l, const Weights* next = nullptr) {
   return {a.precision, DType::f32, l.panels, l.N, l.K, true, next};
 }
 
@@ -34,7 +34,8 @@ struct Sizes {                  // of a group of G images
         M(G * S),
         P(image.row_length()),
         qkv_dtype(row_dtype(a.precision)),
-        qkv_stride(row_stride(3 * a.D)),
+        qkv_stride(qkv_dtype == DType::f32 ? row_stride(3 * a.D)
+                                           : 2 * row_stride(ceil_div(3 * a.D, 2))),
         mlp(M, a.D, a.F, a.precision, threads) {
     const int64_t qkv = M * qkv_stride / (qkv_dtype == DType::f32 ? 1 : 2);
     x = round_up(M * a.D, kLine);
@@ -78,7 +79,8 @@ struct Pass {
     for (int64_t b = mine.begin; b < mine.end; ++b)
       if (a.T) memcpy(x + b * n.S * a.D, a.prefix, a.T * a.D * sizeof(float));
     team.sync();
-    gemm(team, pixels, M, weights(a, a.patch, a.depth ? a.blocks[0].qkv.panels : nullptr), scratch,
+    const Weights then = weights(a, a.depth ? a.blocks[0].qkv : a.head);
+    gemm(team, pixels, M, weights(a, a.patch, then.data ? &then : nullptr), scratch,
          PatchEpilogue{.bias = a.patch.bias,
                        .position = a.position,
                        .dtype = DType::f32,
@@ -135,7 +137,9 @@ struct Pass {
   void block(int64_t i, int64_t step) const {
     const BlockWeights& w = a.blocks[i];
     const int64_t M = rows() / step;
-    const void* const after = i + 1 < a.depth ? a.blocks[i + 1].qkv.panels : a.head.panels;
+    const Weights after = weights(a, i + 1 < a.depth ? a.blocks[i + 1].qkv : a.head);
+    const Weights fc2 = weights(a, w.fc2, after.data ? &after : nullptr);
+    const Weights fc1 = weights(a, w.fc1), proj = weights(a, w.proj, &fc1);
     const Left normalised = left(a.D);
     const Range part = team.share(rows());
     for (int64_t m = part.begin; m < part.end; ++m) {
@@ -144,13 +148,13 @@ struct Pass {
       normalised.close(m, row, a.D);
     }
     team.sync();
-    gemm(team, normalised, rows(), weights(a, w.qkv, w.proj.panels), scratch,
+    gemm(team, normalised, rows(), weights(a, w.qkv, &proj), scratch,
          StoreEpilogue<Plain>{.bias = w.qkv.bias,
                               .activation = Activation::none,
                               .y = {n.qkv_dtype, wide, n.qkv_stride}});
     team.sync();
     attend_heads(w, a.biases ? a.biases[i] : nullptr, n.S / step);
-    gemm(team, left(a.D), M, weights(a, w.proj, w.fc1.panels), scratch,
+    gemm(team, left(a.D), M, proj, scratch,
          ResidualEpilogue{.bias = w.proj.bias,
                           .gamma = w.gamma1,
                           .dtype = DType::f32,
@@ -184,8 +188,7 @@ struct Pass {
             .activation = a.activation,
             .dropout = {},
             .path = {}},
-           step * a.D, weights(a, w.fc1, w.fc2.panels), weights(a, w.fc2, after), n.mlp, wide,
-           scratch);
+           step * a.D, fc1, fc2, n.mlp, wide, scratch);
   }
 
   // The pooled features of image b, (D).
@@ -233,7 +236,7 @@ struct Pass {
     }
     team.sync();
     if (!a.head.panels) return;
-    gemm(team, pooled, images, weights(a, a.head, nullptr), scratch,
+    gemm(team, pooled, images, weights(a, a.head), scratch,
          StoreEpilogue<Plain>{.bias = a.head.bias,
                               .activation = Activation::none,
                               .y = {DType::f32, a.y + first * a.head.N, a.head.N}});
@@ -267,7 +270,9 @@ void forward(const forward_args& a) {
                     a.b_stride,    a.c_stride, a.y_stride, a.x_stride, a.mean, a.std};
   const int64_t S = a.T + image.patches(), whole = a.B / a.threads * a.threads, rest = a.B - whole;
   const int64_t most = max(1, ceil_div(group_rows(a.precision), max(S, 1)));  // images in a group
-  const Sizes alone(a, image, max(1, min(most, whole / a.threads)), 1);
+  // As many groups for each thread, the large ones first: no thread has much more to do.
+  const int64_t groups = a.threads * ceil_div(whole / a.threads, most);
+  const Sizes alone(a, image, max(1, ceil_div(whole, max(groups, 1))), 1);
   const Sizes together(a, image, max(1, min(most, rest)), a.threads);
   const int64_t each = round_up(alone.shared() + alone.per_thread, 1024);
   const int64_t floats = max(whole ? a.threads * each : 0,
@@ -275,13 +280,15 @@ void forward(const forward_args& a) {
   if (!a.B) return;
   const Lease lease(floats * sizeof(float));
   if (whole) {
-    int64_t next = 0;  // first image nobody has taken: a thread that is held up takes fewer
+    int64_t next = 0;  // first group nobody has taken: a thread that is held up takes fewer
     run_team(a.threads, [&](const Team& all) {
       float* const memory = lease.floats() + all.rank * each;
       for (;;) {
-        const int64_t first = __atomic_fetch_add(&next, alone.G, __ATOMIC_RELAXED);
-        if (first >= whole) break;
-        run_images(a, image, alone, Team{0, 1}, {first, min(whole, first + alone.G)}, memory);
+        const int64_t i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+        if (i >= groups) break;
+        const int64_t size = whole / groups, larger = whole % groups;
+        run_images(a, image, alone, Team{0, 1},
+                   {i * size + min(i, larger), (i + 1) * size + min(i + 1, larger)}, memory);
       }
     });
   }

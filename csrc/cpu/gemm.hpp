@@ -22,7 +22,7 @@ struct Weights {
   const void* data;  // (rows, pitch) row-major, or the panels of it (pack.cpp)
   int64_t N, K;
   bool packed;
-  const void* next = nullptr;  // packed weights that come after these: worth an early fetch
+  const Weights* next = nullptr;  // what is read after these, packed; only AMX fetches it early
   int64_t first_row = 0, first_step = 0;  // of the part: multiples of kNR and of 32
   int64_t pitch = K;
 
@@ -76,15 +76,17 @@ inline void settle(const Team& team, const Left& A, int64_t M) {
   }
 }
 
-// The whole product by a team: columns are shared out, so that no thread converts another's
-// weights; rows when there are so many that converting is cheap, or too few columns. A must be
-// ready in all threads; no sync at the end.
+// The whole product by a team: columns are shared out, or rows where that gives more even shares.
+// While weights must be converted, columns: no thread then converts another's; rows when there are
+// so many that converting is cheap, or too few columns. A must be ready in all threads; no sync at
+// the end.
 template <class Epilogue>
 void gemm(const Team& team, const Left& A, int64_t M, const Weights& w, float* scratch,
           const Epilogue& epilogue) {
-  const int64_t panels = ceil_div(w.N, kNR);
+  const int64_t panels = ceil_div(w.N, kNR), tiles = ceil_div(M, kTileRows);
+  const bool even = ceil_div(panels, team.size) * tiles <= ceil_div(tiles, team.size) * panels;
   const bool many_rows = M >= 2 * kMaxRows * team.size;
-  if (!many_rows && (panels >= 4 * team.size || M <= kTileRows))
+  if (w.packed ? even : !many_rows && (panels >= 4 * team.size || M <= kTileRows))
     gemm_part(A, {0, M}, w, team.share(panels), scratch, epilogue);
   else
     gemm_part(A, team.share(M, kTileRows), w, {0, panels}, scratch, epilogue);

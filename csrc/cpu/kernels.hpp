@@ -14,8 +14,8 @@ enum class DType : int32_t { f32, bf16, u8 };
 enum class Precision : int32_t {
   fp32,  // fp32 multiply-adds; on AMX three bf16 terms for each number, six products
   tf32,  // at least TF32's accuracy: as fp32; on AMX two terms, three products
-  bf16,  // bf16's error or less: both factors rounded to bf16 on AMX, to 13-bit integers with a
-         // scale on AVX-512 VNNI; elsewhere bf16 weights, fp32 multiply-adds
+  bf16,  // bf16's error or about that: both factors rounded to bf16 on AMX, to integers with a
+         // scale on AVX-512 VNNI (tiles_vnni.hpp); elsewhere bf16 weights, fp32 multiply-adds
 };
 enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
 
@@ -127,7 +127,7 @@ struct patch_embed_args {
 };
 
 // A weight (N, K) as the GEMM wants it: panels of kNR columns, the last one padded with zeros;
-// their order is the instruction set's (tiles_fma.hpp, tiles_amx.hpp).
+// their order is the instruction set's (tiles_fma.hpp, tiles_vnni.hpp, terms_amx.hpp).
 struct pack_args {
   Precision precision;
   DType dtype;         // of weight

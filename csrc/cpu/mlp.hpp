@@ -20,7 +20,8 @@ struct MlpScratch {
   int64_t for_gemm, per_thread;
 
   MlpScratch(int64_t M, int64_t D, int64_t F, Precision precision, int threads) {
-    chunk = min(M, hidden_rows(F, precision, threads));
+    const int64_t chunks = ceil_div(M, hidden_rows(F, precision, threads));
+    chunk = min(M, round_up(ceil_div(M, max(chunks, 1)), kTileRows));  // of even height
     columns = hidden_columns(F);
     sums_stride = row_stride(D);
     h = Left::floats(chunk, D, precision);
@@ -37,9 +38,8 @@ struct MlpScratch {
 inline void mlp_by(const Team& team, const mlp_args& a, int64_t y_stride, const Weights& fc1,
                    const Weights& fc2, const MlpScratch& n, float* memory, float* scratch) {
   const int64_t M_total = a.B * a.S;
-  const Left h = Left::at(memory, a.D, fc1.precision);                   // (chunk, D)
-  const Left hidden = Left::at(memory + n.h, n.columns, fc1.precision);  // (chunk, columns)
-  float* const sums = memory + n.h + n.hidden;                           // (chunk, D)
+  const Left h = Left::at(memory, a.D, fc1.precision);  // (chunk, D)
+  float* const sums = memory + n.h + n.hidden;          // (chunk, D)
   for (int64_t m0 = 0; m0 < M_total; m0 += n.chunk) {
     const int64_t M = min(n.chunk, M_total - m0);
     const Range rows = team.share(M);
@@ -53,8 +53,13 @@ inline void mlp_by(const Team& team, const mlp_args& a, int64_t y_stride, const 
     team.sync();
     int64_t f0 = 0;
     do {  // at least once: F = 0 leaves the bias
-      const int64_t F = min(n.columns, a.F - f0);
-      gemm(team, h, M, fc1.part(f0, F, 0, a.D), scratch,
+      const int64_t F = min(n.columns, a.F - f0), f1 = f0 + F;
+      const Left hidden = Left::at(memory + n.h, F, fc1.precision);  // (chunk, F)
+      Weights up = fc1.part(f0, F, 0, a.D), down = fc2.part(0, a.D, f0, F);
+      const Weights then = fc1.part(f1, min(n.columns, a.F - f1), 0, a.D);
+      up.next = &down;
+      down.next = f1 < a.F ? &then : fc2.next;
+      gemm(team, h, M, up, scratch,
            StoreEpilogue<Left>{.bias = a.fc1_bias ? a.fc1_bias + f0 : nullptr,
                                .activation = a.activation,
                                .y = hidden,
@@ -66,11 +71,10 @@ inline void mlp_by(const Team& team, const mlp_args& a, int64_t y_stride, const 
                                .dropout = a.dropout});
       team.sync();
       settle(team, hidden, M);
-      const Weights part = fc2.part(0, a.D, f0, F);
-      if (f0 + F < a.F)
-        gemm(team, hidden, M, part, scratch, SumEpilogue{sums, n.sums_stride, f0 == 0});
+      if (f1 < a.F)
+        gemm(team, hidden, M, down, scratch, SumEpilogue{sums, n.sums_stride, f0 == 0});
       else
-        gemm(team, hidden, M, part, scratch,
+        gemm(team, hidden, M, down, scratch,
              ResidualEpilogue{.bias = a.fc2_bias,
                               .gamma = a.gamma,
                               .dtype = a.x_dtype,
@@ -86,7 +90,7 @@ inline void mlp_by(const Team& team, const mlp_args& a, int64_t y_stride, const 
                               .sums = f0 > 0 ? sums : nullptr,
                               .sums_stride = n.sums_stride});
       team.sync();
-      f0 += F;
+      f0 = f1;
     } while (f0 < a.F);
   }
 }

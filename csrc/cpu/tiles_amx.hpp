@@ -1,10 +1,9 @@
 // Tiles of the AMX unit: bf16 products, fp32 sums. Included by gemm.hpp.
 //
 //   for each group of panels, about kGroupBytes   W's part stays in L2, the next one is prefetched
-//     for each part of A, about kLeftBytes          stays in L2 for the whole group
-//       for each block of 32 rows                     in L1 for the group: 48 KiB at K = 768
-//         for each panel of 32 columns                  streamed past L1
-//           for each 32 steps of K
+//     for each block of 32 rows of A                in L1 for the group: 48 KiB of bf16 at K = 768
+//       for each panel of 32 columns                  streamed past L1
+//         for each 32 steps of K
 //
 //             B0 B1      tmm6 tmm7        four accumulators, four loads for four products; a panel
 //         A0  C0 C1    4 tmm0 tmm1        with an odd number walks K backwards, so that it starts
@@ -26,16 +25,15 @@
 namespace {
 namespace amx_tiles {
 
-constexpr int64_t kGroupBytes = 384 << 10;  // 8 panels of K = 768; with the next one and A, 1.4
-constexpr int64_t kLeftBytes = 640 << 10;   //   of L2's 2 MiB
-constexpr int64_t kMaxRows = 416;           // kLeftBytes at K = 768
+constexpr int64_t kGroupBytes = 384 << 10;  // 8 panels at K = 768, beside the next 8 and A in L2
+constexpr int64_t kMaxRows = 416;           // rows of A: 25 tiles of two images; 624 KiB at K = 768
 
 // Rows of the engine's groups of images: two of 197 tokens fill 25 tiles in bf16.
 inline int64_t group_rows(Precision p) { return 384 / terms_of(p); }
 inline DType row_dtype(Precision p) { return p == Precision::bf16 ? DType::bf16 : DType::f32; }
 
-// The MLP's hidden columns at a time: at most 768, so that those of hidden_rows stay in L2. They
-// cut fc2's sum, so they depend on F alone.
+// The MLP's hidden columns at a time: at most 768, so that those of hidden_rows stay in L2 (624 KiB
+// of bf16). They cut fc2's sum, so they depend on F alone.
 inline int64_t hidden_columns(int64_t F) {
   constexpr int64_t kMost = 768;
   return min(F, round_up(ceil_div(F, max(ceil_div(F, kMost), 1)), kSteps));
@@ -99,7 +97,7 @@ inline void multiply_tiles(const char* a, const char* b, int64_t tiles, bool bac
     }
   }
   int64_t step = terms * kPairBytes;
-  if (backwards) {
+  if (backwards && tiles) {
     a += (tiles - 1) * step;
     b += (tiles - 1) * step;
     step = -step;
@@ -131,29 +129,42 @@ inline void multiply_block(int64_t R, const char* a, const char* b, int64_t tile
     multiply_tiles<1, terms>(a, b, tiles, backwards, c, c_stride, add, between);
 }
 
-// What the vector units do during a block's K loop: the rows of the block before it, and
-// prefetches.
+// Panels of W that will be read soon: into L2, some lines at each step.
+struct Fetch {
+  const char* panel = nullptr;
+  int64_t pitch = 0, bytes = 0, panels = 0;  // from panel to panel; of each; how many
+  int64_t at = 0, lines = 0;
+
+  void operator()() {
+    for (int64_t i = 0; i < lines && panels > 0; ++i) {
+      __builtin_prefetch(panel + at, 0, 2);
+      at += 64;
+      if (at < bytes) continue;
+      at = 0;
+      panel += pitch;
+      --panels;
+    }
+  }
+};
+
+// What the vector units do during a block's K loop: the rows of the block before it, as evenly as
+// the steps allow, and prefetches.
 template <class Epilogue>
 struct Meanwhile {
   const Epilogue& epilogue;
-  int64_t m = 0, end = 0, n0 = 0, n = 0, at_once = 0;
+  int64_t tiles;  // steps of the loop
+  int64_t m = 0, rows = 0, done = 0, step = 0, n0 = 0, n = 0;
   float* c = nullptr;
-  const char* ahead = nullptr;  // of W, to be in L2 when its turn comes
-  const char* ahead_end = nullptr;
-  int64_t lines = 0;  // at each step
+  Fetch fetch = {};
 
-  void row() {
-    epilogue(m++, n0, n, c);
-    c += kNR;
+  void until(int64_t row) {
+    for (; done < row; ++done) epilogue(m + done, n0, n, c + done * kNR);
   }
   void operator()() {
-    for (int64_t i = 0; i < at_once && m < end; ++i) row();
-    for (int64_t i = 0; i < lines && ahead < ahead_end; ++i, ahead += 64)
-      __builtin_prefetch(ahead, 0, 2);
+    until(rows * ++step / tiles);
+    fetch();
   }
-  void finish() {
-    while (m < end) row();
-  }
+  void finish() { until(rows); }
 };
 
 constexpr int64_t kBlockFloats = kTileRows * kNR;
@@ -163,46 +174,57 @@ inline int64_t gemm_scratch(int64_t, int64_t K, Precision p) {
   return max(kGroupBytes, panel_bytes(K, terms_of(p))) / 4 + 2 * kBlockFloats;
 }
 
+inline const char* packed_panel(const Weights& w, int64_t panel) {
+  const int terms = terms_of(w.precision);
+  return static_cast<const char*>(w.data) +
+         (w.first_row / kNR + panel) * panel_bytes(w.pitch, terms) +
+         w.first_step / kSteps * terms * kPairBytes;
+}
+
+// The panels [first, last) of a packed weight, a group of them at most.
+inline Fetch group_of(const Weights& w, int64_t first, int64_t last) {
+  const int terms = terms_of(w.precision);
+  const int64_t bytes = panel_bytes(w.K, terms), group = max(1, kGroupBytes / max(bytes, 1));
+  return {packed_panel(w, first), panel_bytes(w.pitch, terms), bytes, min(group, last - first)};
+}
+
 template <int terms, class Epilogue>
 void gemm_terms(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
                 const Epilogue& epilogue) {
   const int64_t tiles = ceil_div(w.K, kSteps), bytes = panel_bytes(w.K, terms);
-  const int64_t pitch = w.packed ? panel_bytes(w.pitch, terms) : bytes;
-  const int64_t group = max(1, kGroupBytes / max(bytes, 1)), M = rows.end - rows.begin;
-  const int64_t part_rows = max(1, kLeftBytes / max(Left::block_bytes(w.K, terms), 1)) * kTileRows;
-  const int64_t column = w.first_row / kNR;
-  const char* const packed = static_cast<const char*>(w.data) + column * pitch +
-                             w.first_step / kSteps * terms * kPairBytes;
+  const int64_t group = max(1, kGroupBytes / max(bytes, 1)), pitch = panel_bytes(w.pitch, terms);
+  const int64_t blocks = ceil_div(rows.end - rows.begin, kTileRows);
   char* const converted = reinterpret_cast<char*>(scratch + 2 * kBlockFloats);
-  Meanwhile<Epilogue> meanwhile{epilogue};
+  Meanwhile<Epilogue> meanwhile{epilogue, tiles};
   float* c = scratch;
   for (int64_t first = panels.begin; first < panels.end; first += group) {
-    const int64_t count = min(group, panels.end - first);
-    const char* const b = w.packed ? packed + first * pitch : converted;
-    if (w.packed) {
-      const bool last = first + group >= panels.end;
-      meanwhile.ahead = last ? static_cast<const char*>(w.next) : b + count * pitch;
-      meanwhile.ahead_end = meanwhile.ahead ? meanwhile.ahead + count * bytes : nullptr;
-      meanwhile.lines = min(8, ceil_div(bytes / 64, max(1, ceil_div(M, kTileRows) * tiles)));
-    } else {
+    const int64_t count = min(group, panels.end - first), last = first + count;
+    if (!w.packed)
       for (int64_t p = 0; p < count; ++p) convert_panel(w, first + p, converted + p * bytes);
+    if (w.packed && last < panels.end) {
+      meanwhile.fetch = group_of(w, last, panels.end);
+    } else if (w.packed && w.next) {  // this thread's share of it begins about there
+      const int64_t all = ceil_div(w.next->N, kNR);
+      meanwhile.fetch = group_of(*w.next, panels.begin * all / ceil_div(w.N, kNR), all);
     }
-    for (int64_t m0 = rows.begin; m0 < rows.end; m0 += part_rows)
-      for (int64_t m = m0; m < min(rows.end, m0 + part_rows); m += kTileRows)
-        for (int64_t p = 0; p < count; ++p) {
-          const int64_t R = min(kTileRows, rows.end - m), n0 = (first + p) * kNR;
-          const bool backwards = (column + first + p) % 2 != 0;
-          multiply_block<terms>(R, A.block(m), b + p * pitch, tiles, backwards, c, kNR, false,
-                                meanwhile);
-          meanwhile.finish();
-          meanwhile.m = m;
-          meanwhile.end = m + R;
-          meanwhile.n0 = n0;
-          meanwhile.n = min(kNR, w.N - n0);
-          meanwhile.at_once = ceil_div(kTileRows, max(tiles, 1));
-          meanwhile.c = c;
-          c = c == scratch ? scratch + kBlockFloats : scratch;
-        }
+    Fetch& fetch = meanwhile.fetch;
+    fetch.lines = min(8, ceil_div(fetch.panels * fetch.bytes / 64, max(1, blocks * count * tiles)));
+    for (int64_t m = rows.begin; m < rows.end; m += kTileRows)
+      for (int64_t p = first; p < last; ++p) {
+        const char* const b = w.packed ? packed_panel(w, first) + (p - first) * pitch
+                                       : converted + (p - first) * bytes;
+        const bool backwards = (w.first_row / kNR + p) % 2 != 0;
+        const int64_t R = min(kTileRows, rows.end - m);
+        multiply_block<terms>(R, A.block(m), b, tiles, backwards, c, kNR, false, meanwhile);
+        meanwhile.finish();
+        meanwhile.m = m;
+        meanwhile.rows = R;
+        meanwhile.done = meanwhile.step = 0;
+        meanwhile.n0 = p * kNR;
+        meanwhile.n = min(kNR, w.N - p * kNR);
+        meanwhile.c = c;
+        c = c == scratch ? scratch + kBlockFloats : scratch;
+      }
   }
   meanwhile.finish();
 }

@@ -106,17 +106,16 @@ inline void pack_panel(const Weights& w, int64_t panel, float* scratch, void* pa
              Vec::kLanes);
 }
 
-// c (R, kNR) = or += a (R, K) b (K, kNR); `ahead` is a part of what b will be.
+// c (R, kNR) = or += a (R, K) b (K, kNR).
 template <int R>
 inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int64_t K, float* c,
-                          int64_t c_stride, bool add, const float* ahead) {
+                          int64_t c_stride, bool add, Ahead ahead) {
   Vec acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = Vec::set(0);
   TileReader<R> rows(a, a_stride * 4);
   for (int64_t k0 = 0; k0 < K; k0 += kLine) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) __builtin_prefetch(ahead + 4 * k0 + i * kLine, 0, 2);
+    ahead.fetch();
     for (int64_t left = min(kLine, K - k0); left > 0; --left) {
       const Vec b0 = Vec::load(b), b1 = Vec::load(b + Vec::kLanes);
 #pragma GCC unroll 16
@@ -138,7 +137,7 @@ inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int6
 }
 
 inline void multiply(int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t K,
-                     float* c, int64_t c_stride, bool add, const float* ahead) {
+                     float* c, int64_t c_stride, bool add, Ahead ahead) {
   with_rows(rows, [&]<int R>() { multiply_rows<R>(a, a_stride, b, K, c, c_stride, add, ahead); });
 }
 
@@ -172,8 +171,8 @@ struct Tiles {
         const Range tile = tile_rows(M, t, tiles);
         const int64_t R = tile.end - tile.begin;
         const float* const a = A.data + (rows.begin + tile.begin) * A.stride + k0;
-        const int64_t line = t * kKC * 4 % (kKC * kNR);  // this tile's share of the next block
-        fma_tiles::multiply(R, a, A.stride, b, K, c + tile.begin * kNR, kNR, k0 > 0, next + line);
+        fma_tiles::multiply(R, a, A.stride, b, K, c + tile.begin * kNR, kNR, k0 > 0,
+                            Ahead::share(next, kKC * kNR * 4, t, tiles, kKC / kLine));
       }
     }
   }
@@ -186,6 +185,9 @@ void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float*
 }
 
 // ---- Products inside attention ---------------------------------------------------
+
+// Tile t of n queries.
+inline Range query_tile(int64_t n, int64_t t) { return tile_rows(n, t, ceil_div(n, kTileRows)); }
 
 // Keys (n, E) as the panel of a product with queries: kNR of them at most, [e][kNR].
 inline void pack_keys(DType type, const void* keys, int64_t stride, int64_t n, int64_t E, Precision,
@@ -205,7 +207,7 @@ inline void pack_values(DType type, const void* values, int64_t stride, int64_t 
 // c (R, kNR) = or += the first R <= kTileRows rows of a (R, K) times steps k0 .. k0 + K of a panel.
 inline void multiply_panel(const Left& a, int64_t R, const float* panel, int64_t k0, int64_t K,
                            float* c, int64_t c_stride, bool add) {
-  multiply(R, a.data, a.stride, panel + k0 * kNR, K, c, c_stride, add, panel);
+  multiply(R, a.data, a.stride, panel + k0 * kNR, K, c, c_stride, add, Ahead{});
 }
 
 }  // namespace fma_tiles

@@ -32,8 +32,24 @@ constexpr int64_t kGroup = 8;  // panels: 8 * 32 * 768 * 4 B = 768 KiB of L2 whe
 // The first and last row of tile t of M rows. Tiles are of even height, 197 rows are 2 of 14 and 13
 // of 13: a tile of one row would take 4 / 14 of the time of a whole one.
 inline Range tile_rows(int64_t M, int64_t t, int64_t tiles) {
-  return {M * t / tiles, M * (t + 1) / tiles};
+  const int64_t height = M / tiles, taller = M % tiles;  // the first ones have a row more
+  return {t * height + min(t, taller), (t + 1) * height + min(t + 1, taller)};
 }
+
+// What a tile fetches into L2 of the block of W that comes next: `lines` at each kLine steps.
+struct Ahead {
+  const char* from;
+  int64_t lines;
+
+  // Tile t of so many, each of `fetches` times kLine steps, takes its share of a block.
+  static Ahead share(const void* block, int64_t bytes, int64_t t, int64_t tiles, int64_t fetches) {
+    const int64_t lines = ceil_div(bytes / 64, max(tiles * fetches, 1));
+    return {static_cast<const char*>(block) + t * fetches * lines * 64, lines};
+  }
+  void fetch() {
+    for (int64_t i = 0; i < lines; ++i, from += 64) __builtin_prefetch(from, 0, 2);
+  }
+};
 
 // f<R>() for a tile of R rows, known to the compiler.
 template <class F>
