@@ -57,13 +57,45 @@ inline Vec tanh(Vec x) {
   return select_less(a, Vec::set(0.65f), fma(p * t, x, x), far);
 }
 
+#if defined(__AVX512F__)
+
+// x Phi(x) = max(x, 0) - |x| Phi(-|x|): the second part from a table of quartics, error 3e-8. Half
+// the instructions of erf's. -inf gives NaN as PyTorch's formula does.
+inline Vec gelu(Vec x) {
+  alignas(64) static const float kTable[5][32] = {
+#include "gelu_table.inc"
+  };
+  const Vec a = magnitude(x), half = Vec::set(0.5f);
+  const Vec place = lesser(a, Vec::set(5.99999f)) * Vec::set(32.0f / 6);
+  const __m512i i = _mm512_cvttps_epi32(place.v);
+  const Vec u = place - Vec{_mm512_cvtepi32_ps(i)};
+  const auto look_up = [&](int power) {
+    const float* const row = kTable[power];
+    return Vec{_mm512_permutex2var_ps(_mm512_load_ps(row), i, _mm512_load_ps(row + 16))};
+  };
+  Vec p = look_up(4);
+  p = fma(p, u, look_up(3));
+  p = fma(p, u, look_up(2));
+  p = fma(p, u, look_up(1));
+  p = fma(p, u, look_up(0));
+  return fma(a, half, x * half) + p;
+}
+
+#else
+
+inline Vec gelu(Vec x) {
+  return x * Vec::set(0.5f) * (Vec::set(1.0f) + erf(x * Vec::set(0.70710678f)));
+}
+
+#endif
+
 inline Vec activate(Activation name, Vec x) {
   const Vec one = Vec::set(1.0f);
   switch (name) {
     case Activation::none:
       return x;
     case Activation::gelu:
-      return x * Vec::set(0.5f) * (one + erf(x * Vec::set(0.70710678f)));
+      return gelu(x);
     case Activation::gelu_tanh: {  // 0.5 (1 + tanh u) = 1 / (1 + e^-2u)
       const Vec u = x * fma(x * x, Vec::set(0.044715f), one) * Vec::set(-2 * 0.79788456f);
       return x / (one + exp(u));
