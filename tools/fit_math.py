@@ -45,9 +45,7 @@ def gelu_table() -> None:
         rows.append(np.polynomial.Chebyshev.fit(u, -t * erfc(t / np.sqrt(2)) / 2, 4, [0, 1]))
     table = np.array([row.convert(kind=np.polynomial.Polynomial).coef for row in rows])
     table[0, 0] = 0  # gelu(0) = 0 exactly; the fit has 2e-9
-    print(
-        "// -t Phi(-t), t in [0, 6): coefficients of u^0 .. u^4 on 32 intervals, by tools/fit_math.py"
-    )
+    print("// -t Phi(-t), t in [0, 6): coefficients of u^0 .. u^4 on 32 intervals (fit_math.py)")
     for power in range(5):
         print("{")
         for four in table[:, power].reshape(8, 4):
