@@ -95,27 +95,44 @@ struct Pass {
     team.sync();
   }
 
-  // Queries [0, queries) of every head: row b * queries + i of h = attention of query i of image b.
-  void attend_heads(const BlockWeights& w, const float* bias, int64_t queries) const {
+  void normalise_heads(const BlockWeights& w) const {
     const int64_t E = a.D / a.H;
-    const Left y = left(a.D);
-    const Range heads = team.share(images * a.H);
-    for (int64_t item = heads.begin; item < heads.end; ++item) {
-      const int64_t b = item / a.H, head = item % a.H;
-      const auto part = [&](int64_t s, int64_t which) {  // q, k or v of token s
-        const int64_t at = (b * n.S + s) * n.qkv_stride + which * a.D + head * E;
-        return const_cast<void*>(offset(n.qkv_dtype, wide, at));
-      };
-      for (int64_t s = 0; w.q_norm.weight && s < n.S; ++s) {
-        normalise_row(n.qkv_dtype, part(s, 0), w.q_norm.weight, w.q_norm.bias, n.qkv_dtype,
-                      part(s, 0), nullptr, E, a.eps);
-        normalise_row(n.qkv_dtype, part(s, 1), w.k_norm.weight, w.k_norm.bias, n.qkv_dtype,
-                      part(s, 1), nullptr, E, a.eps);
+    const Range part = team.share(rows());
+    for (int64_t m = part.begin; m < part.end; ++m)
+      for (int64_t head = 0; head < 2 * a.H; ++head) {  // of q, then of k
+        const NormVectors& norm = head < a.H ? w.q_norm : w.k_norm;
+        const int64_t at = m * n.qkv_stride + head * E;
+        void* const row = const_cast<void*>(offset(n.qkv_dtype, wide, at));
+        normalise_row(n.qkv_dtype, row, norm.weight, norm.bias, n.qkv_dtype, row, nullptr, E,
+                      a.eps);
       }
+    team.sync();
+  }
+
+  // Queries [0, queries) of every head: row b * queries + i of h = attention of query i of image b.
+  // Heads are shared out, cut into parts of their queries where they do not divide evenly.
+  void attend_heads(const float* bias, int64_t queries) const {
+    const int64_t E = a.D / a.H, heads = images * a.H;
+    int parts = 1;
+    while (queries > kQueries && heads * parts % team.size) ++parts;
+    const Left y = left(a.D);
+    const Range mine = team.share(heads * parts);
+    for (int64_t item = mine.begin / parts; item * parts < mine.end; ++item) {
+      const int64_t b = item / a.H, head = item % a.H;
+      const auto piece = [&](int64_t i) {
+        return Team{static_cast<int>(i), parts}.share(queries, kQueries);
+      };
+      const Range some{piece(max(0, mine.begin - item * parts)).begin,
+                       piece(min(parts, mine.end - item * parts) - 1).end};
+      if (some.begin >= some.end) continue;
+      const auto part = [&](int64_t which) {  // q, k or v
+        const int64_t at = b * n.S * n.qkv_stride + which * a.D + head * E;
+        return offset(n.qkv_dtype, wide, at);
+      };
       attend({.dtype = n.qkv_dtype,
-              .q = part(0, 0),
-              .k = part(0, 1),
-              .v = part(0, 2),
+              .q = part(0),
+              .k = part(1),
+              .v = part(2),
               .stride = n.qkv_stride,
               .bias = bias ? bias + head * n.S * n.S : nullptr,
               .bias_stride = n.S,
@@ -126,7 +143,7 @@ struct Pass {
               .scale = 1 / sqrtf(static_cast<float>(E)),
               .dropout = {},
               .first_element = 0},
-             {0, queries}, {0, n.S}, scratch + n.for_gemm,
+             some, {0, n.S}, scratch + n.for_gemm,
              [&](int64_t i, const float* o) { y.put(b * queries + i, head * E, o, E); });
     }
     team.sync();
@@ -153,7 +170,8 @@ struct Pass {
                               .activation = Activation::none,
                               .y = {n.qkv_dtype, wide, n.qkv_stride}});
     team.sync();
-    attend_heads(w, a.biases ? a.biases[i] : nullptr, n.S / step);
+    if (w.q_norm.weight) normalise_heads(w);
+    attend_heads(a.biases ? a.biases[i] : nullptr, n.S / step);
     gemm(team, left(a.D), M, proj, scratch,
          ResidualEpilogue{.bias = w.proj.bias,
                           .gamma = w.gamma1,
