@@ -29,8 +29,8 @@ demo: $(VENV)/built ## check ViT against PyTorch on this machine, time both, sav
 test: $(VENV)/built ## all tests
 	$(PY) -m pytest -q $(ARGS)
 
-bench: $(VENV)/built ## all benchmarks and sweeps with eager PyTorch beside each, then the report: 15 minutes
-	@echo "about 15 minutes: operators and models 5, sweeps and memory 8, then the report; close everything else"
+bench: $(VENV)/built ## all benchmarks and sweeps with eager PyTorch beside each, then the report: 10 minutes
+	@echo "about 10 minutes on 2 cores; close everything else"
 	$(PY) -m pytest benchmarks --benchmark-only --scaling $(ARGS)
 	$(PY) -m benchmarks.report
 
