@@ -67,16 +67,21 @@ def test_matches_reference_on_every_instruction_set(changes, isa, images):
     )
 
 
-@pytest.mark.parametrize("isa", cpu.isas())
-def test_bf16_is_at_least_as_exact_as_torch_bf16(isa, images):
-    model = tiny()
+def bf16_errors(model, images, isa) -> tuple[Error, Error]:
+    """Of the engine in bf16, and of PyTorch with the model in bf16."""
     truth, _ = truth_and_torch(model, images)
     half = copy.deepcopy(model).bfloat16()
     half.path = "reference"
     with torch.inference_mode():
         torchs = half(images.bfloat16())
         ours = Engine(model, "bf16", isa=isa).logits(images)
-    error, yardstick = Error.of(ours, truth), Error.of(torchs, truth)
+    return Error.of(ours, truth), Error.of(torchs, truth)
+
+
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_bf16_is_at_least_as_exact_as_torch_bf16(isa, images):
+    model = tiny()
+    error, yardstick = bf16_errors(model, images, isa)
     assert error.within(yardstick, (2.0, 1.25), torch.bfloat16), (
         f"{error} against torch's {yardstick}"
     )
@@ -121,13 +126,7 @@ def test_bf16_stays_as_exact_as_torch_with_outliers(isa, images):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter[..., ::40] *= 30
-    truth, _ = truth_and_torch(model, images)
-    half = copy.deepcopy(model).bfloat16()
-    half.path = "reference"
-    with torch.inference_mode():
-        torchs = half(images.bfloat16())
-        ours = Engine(model, "bf16", isa=isa).logits(images)
-    error, yardstick = Error.of(ours, truth), Error.of(torchs, truth)
+    error, yardstick = bf16_errors(model, images, isa)
     assert error.within(yardstick, (1.0, 1.0), torch.bfloat16), f"{error} against {yardstick}"
 
 
