@@ -26,8 +26,6 @@ _GRIDS_KEPT = 8  # image sizes whose positions and attention biases are remember
 
 def why_not(model: ViT, image: Tensor, precision: str) -> str:
     """ "" when the packed engine can serve this call, else the reason in one line."""
-    if precision not in cpu.PRECISIONS:
-        return f"the engine computes in {' or '.join(cpu.PRECISIONS)}, not {precision}"
     if image.device.type != "cpu":
         return f"the packed engine runs on the CPU, the image is on {image.device}"
     if image.dtype not in cpu.IMAGE_DTYPES:

@@ -1,5 +1,5 @@
 // attention: y = softmax(q k^T * scale + bias) v on packed qkv, read in place; heads of images are
-// shared out, and queries too when there are fewer heads than threads.
+// shared out, and queries too where the heads do not divide evenly.
 #include "arena.hpp"
 #include "flash.hpp"
 #include "kernels.hpp"
@@ -28,17 +28,11 @@ Head head_of(const attention_args& a, int64_t b, int64_t h) {
 }  // namespace
 
 void attention(const attention_args& a) {
-  const int64_t heads = a.B * a.H, per_thread = FlashScratch(a.S, a.E, precision_of(a.dtype)).total;
-  const int64_t splits =
-      heads >= a.threads ? 1 : ceil_div(a.threads, max(heads, 1));  // of a head's queries
+  const int64_t per_thread = FlashScratch(a.S, a.E, precision_of(a.dtype)).total;
   const Lease lease(a.threads * per_thread * sizeof(float));
   run_team(a.threads, [&](const Team& team) {
     float* const scratch = lease.floats() + team.rank * per_thread;
-    const Range items = team.share(heads * splits);
-    for (int64_t item = items.begin; item < items.end; ++item) {
-      const int64_t head = item / splits;
-      const Range part =
-          Team{static_cast<int>(item % splits), static_cast<int>(splits)}.share(a.S, kQueries);
+    share_heads(team, a.B * a.H, a.S, [&](int64_t head, Range part) {
       const auto row = [&](int64_t s) {  // of y: where this head's part of token s starts
         return ((head / a.H * a.S + s) * a.H + head % a.H) * a.E;
       };
@@ -49,7 +43,7 @@ void attention(const attention_args& a) {
           attend(head_of(a, head / a.H, head % a.H), queries, keys, scratch,
                  [&](int64_t s, const float* o) { narrow_row(o, a.dtype, a.y, row(s), a.E); });
       }
-    }
+    });
   });
 }
 

@@ -180,10 +180,8 @@ void calibrate(const calibrate_args& a) {
       const Factors factors(static_cast<uint32_t>(2 * team.rank));
 #if defined(VITKERN_AMX)
       const TileFactors tiles(factors);
-      const int64_t products[] = {6, 3, 1};  // of fp32, tf32, bf16
-      const auto pass = [&](Vec&) {
-        return multiply_tiles(tiles) / products[static_cast<int>(a.precision)];
-      };
+      const int terms = terms_of(a.precision), products = terms * (terms + 1) / 2;
+      const auto pass = [&](Vec&) { return multiply_tiles(tiles) / products; };
 #elif defined(VITKERN_VNNI)
       const auto pass = [&](Vec& total) { return multiply_pairs(factors, total); };
 #else

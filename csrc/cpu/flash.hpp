@@ -87,6 +87,23 @@ inline float soften(float* s, int64_t n, float scale, const float* bias, float* 
   return shrink;
 }
 
+// body(head, queries) for this thread's share of all heads: whole ones, or parts of their queries
+// where the heads do not divide evenly among the threads.
+template <class Body>
+void share_heads(const Team& team, int64_t heads, int64_t queries, const Body& body) {
+  int parts = 1;
+  while (queries > kQueries && heads * parts % team.size) ++parts;
+  const auto piece = [&](int64_t i) {
+    return Team{static_cast<int>(i), parts}.share(queries, kQueries);
+  };
+  const Range mine = team.share(heads * parts);
+  for (int64_t head = mine.begin / parts; head * parts < mine.end; ++head) {
+    const Range some{piece(max(0, mine.begin - head * parts)).begin,
+                     piece(min(parts, mine.end - head * parts) - 1).end};
+    if (some.begin < some.end) body(head, some);
+  }
+}
+
 // Queries [queries) of a head against the keys [keys). out(i, o) takes row i of the result, (E).
 template <class Out>
 inline void attend(const Head& h, Range queries, Range keys, float* scratch, const Out& out) {

@@ -69,16 +69,12 @@ struct Pass {
   void embed() const {
     const int64_t M = images * n.patches;
     const Left pixels = left(n.P);
-    const Range part = team.share(M);
-    for (int64_t m = part.begin; m < part.end; ++m) {
-      float* const row = pixels.open(m, scratch + n.for_gemm);
-      unfold_patch(image, first + m / n.patches, m % n.patches, row);
-      pixels.close(m, row, n.P);
-    }
     const Range mine = team.share(images);
     for (int64_t b = mine.begin; b < mine.end; ++b)
       if (a.T) memcpy(x + b * n.S * a.D, a.prefix, a.T * a.D * sizeof(float));
-    team.sync();
+    fill(team, pixels, M, n.P, scratch + n.for_gemm, [&](int64_t m, float* row) {
+      unfold_patch(image, first + m / n.patches, m % n.patches, row);
+    });
     const Weights then = weights(a, a.depth ? a.blocks[0].qkv : a.head);
     gemm(team, pixels, M, weights(a, a.patch, then.data ? &then : nullptr), scratch,
          PatchEpilogue{.bias = a.patch.bias,
@@ -110,21 +106,11 @@ struct Pass {
   }
 
   // Queries [0, queries) of every head: row b * queries + i of h = attention of query i of image b.
-  // Heads are shared out, cut into parts of their queries where they do not divide evenly.
   void attend_heads(const float* bias, int64_t queries) const {
-    const int64_t E = a.D / a.H, heads = images * a.H;
-    int parts = 1;
-    while (queries > kQueries && heads * parts % team.size) ++parts;
+    const int64_t E = a.D / a.H;
     const Left y = left(a.D);
-    const Range mine = team.share(heads * parts);
-    for (int64_t item = mine.begin / parts; item * parts < mine.end; ++item) {
+    share_heads(team, images * a.H, queries, [&](int64_t item, Range some) {
       const int64_t b = item / a.H, head = item % a.H;
-      const auto piece = [&](int64_t i) {
-        return Team{static_cast<int>(i), parts}.share(queries, kQueries);
-      };
-      const Range some{piece(max(0, mine.begin - item * parts)).begin,
-                       piece(min(parts, mine.end - item * parts) - 1).end};
-      if (some.begin >= some.end) continue;
       const auto part = [&](int64_t which) {  // q, k or v
         const int64_t at = b * n.S * n.qkv_stride + which * a.D + head * E;
         return offset(n.qkv_dtype, wide, at);
@@ -145,7 +131,7 @@ struct Pass {
               .first_element = 0},
              some, {0, n.S}, scratch + n.for_gemm,
              [&](int64_t i, const float* o) { y.put(b * queries + i, head * E, o, E); });
-    }
+    });
     team.sync();
     settle(team, y, images * queries);
   }
@@ -158,13 +144,8 @@ struct Pass {
     const Weights fc2 = weights(a, w.fc2, after.data ? &after : nullptr);
     const Weights fc1 = weights(a, w.fc1), proj = weights(a, w.proj, &fc1);
     const Left normalised = left(a.D);
-    const Range part = team.share(rows());
-    for (int64_t m = part.begin; m < part.end; ++m) {
-      float* const row = normalised.open(m, scratch + n.for_gemm);
-      normalise(w.norm1, m, row);
-      normalised.close(m, row, a.D);
-    }
-    team.sync();
+    fill(team, normalised, rows(), a.D, scratch + n.for_gemm,
+         [&](int64_t m, float* row) { normalise(w.norm1, m, row); });
     gemm(team, normalised, rows(), weights(a, w.qkv, &proj), scratch,
          StoreEpilogue<Plain>{.bias = w.qkv.bias,
                               .activation = Activation::none,
@@ -241,19 +222,15 @@ struct Pass {
       team.sync();
       return;
     }
-    const Left pooled = left(a.D);
-    const Range mine = team.share(images);
-    for (int64_t b = mine.begin; b < mine.end; ++b) {
-      if (!a.head.panels) {
-        pool(b, a.y + (first + b) * a.D);
-        continue;
-      }
-      float* const row = pooled.open(b, scratch + n.for_gemm);
-      pool(b, row);
-      pooled.close(b, row, a.D);
+    if (!a.head.panels) {
+      const Range mine = team.share(images);
+      for (int64_t b = mine.begin; b < mine.end; ++b) pool(b, a.y + (first + b) * a.D);
+      team.sync();
+      return;
     }
-    team.sync();
-    if (!a.head.panels) return;
+    const Left pooled = left(a.D);
+    fill(team, pooled, images, a.D, scratch + n.for_gemm,
+         [&](int64_t b, float* row) { pool(b, row); });
     gemm(team, pooled, images, weights(a, a.head), scratch,
          StoreEpilogue<Plain>{.bias = a.head.bias,
                               .activation = Activation::none,
@@ -304,9 +281,7 @@ void forward(const forward_args& a) {
       for (;;) {
         const int64_t i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
         if (i >= groups) break;
-        const int64_t size = whole / groups, larger = whole % groups;
-        run_images(a, image, alone, Team{0, 1},
-                   {i * size + min(i, larger), (i + 1) * size + min(i + 1, larger)}, memory);
+        run_images(a, image, alone, Team{0, 1}, even_part(whole, i, groups), memory);
       }
     });
   }

@@ -67,6 +67,19 @@ using namespace fma_tiles;
 namespace head_tiles = fma_tiles;
 #endif
 
+// The first M rows of A, K long, shared out: write(m, row) makes row m at the address it is given,
+// which may be `row`, room for K floats of this thread's own. Ends with a sync.
+template <class Write>
+void fill(const Team& team, const Left& A, int64_t M, int64_t K, float* row, const Write& write) {
+  const Range rows = team.share(M);
+  for (int64_t m = rows.begin; m < rows.end; ++m) {
+    float* const to = A.open(m, row);
+    write(m, to);
+    A.close(m, to, K);
+  }
+  team.sync();
+}
+
 // Makes the first M rows, stored in parts by a team that has synced since, ready for a product.
 inline void settle(const Team& team, const Left& A, int64_t M) {
   if constexpr (Left::kSettles) {

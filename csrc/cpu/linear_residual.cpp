@@ -24,15 +24,9 @@ void linear_residual(const linear_residual_args& a) {
     for (int64_t m0 = 0; m0 < rows_total; m0 += chunk) {
       const int64_t M = min(chunk, rows_total - m0);
       const auto x = [&](int64_t m) { return offset(a.x_dtype, a.x, (m0 + m) * a.x_stride); };
-      if (!direct) {
-        const Range rows = team.share(M);
-        for (int64_t m = rows.begin; m < rows.end; ++m) {
-          float* const row = h.open(m, scratch + for_gemm);
-          widen_row(a.x_dtype, x(m), row, a.K);
-          h.close(m, row, a.K);
-        }
-        team.sync();
-      }
+      if (!direct)
+        fill(team, h, M, a.K, scratch + for_gemm,
+             [&](int64_t m, float* row) { widen_row(a.x_dtype, x(m), row, a.K); });
       gemm(team, direct ? Left::in_place(x(0), a.x_stride) : h, M, w, scratch,
            ResidualEpilogue{.bias = a.bias,
                             .gamma = a.gamma,

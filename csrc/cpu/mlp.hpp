@@ -42,15 +42,11 @@ inline void mlp_by(const Team& team, const mlp_args& a, int64_t y_stride, const 
   float* const sums = memory + n.h + n.hidden;          // (chunk, D)
   for (int64_t m0 = 0; m0 < M_total; m0 += n.chunk) {
     const int64_t M = min(n.chunk, M_total - m0);
-    const Range rows = team.share(M);
-    for (int64_t m = rows.begin; m < rows.end; ++m) {
-      float* const row = h.open(m, scratch + n.for_gemm);
+    fill(team, h, M, a.D, scratch + n.for_gemm, [&](int64_t m, float* row) {
       normalise_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), a.norm_weight,
                     a.norm_bias, DType::f32, row, a.stats ? a.stats + 2 * (m0 + m) : nullptr, a.D,
                     a.eps);
-      h.close(m, row, a.D);
-    }
-    team.sync();
+    });
     int64_t f0 = 0;
     do {  // at least once: F = 0 leaves the bias
       const int64_t F = min(n.columns, a.F - f0), f1 = f0 + F;

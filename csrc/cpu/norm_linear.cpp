@@ -21,15 +21,11 @@ void norm_linear(const norm_linear_args& a) {
     float* const scratch = lease.floats() + shared + team.rank * per_thread;
     for (int64_t m0 = 0; m0 < a.M; m0 += chunk) {
       const int64_t M = min(chunk, a.M - m0);
-      const Range rows = team.share(M);
-      for (int64_t m = rows.begin; m < rows.end; ++m) {
-        float* const row = h.open(m, scratch + for_gemm);
+      fill(team, h, M, a.K, scratch + for_gemm, [&](int64_t m, float* row) {
         normalise_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), a.norm_weight,
                       a.norm_bias, DType::f32, row, a.stats ? a.stats + 2 * (m0 + m) : nullptr, a.K,
                       a.eps);
-        h.close(m, row, a.K);
-      }
-      team.sync();
+      });
       void* const y = const_cast<void*>(offset(a.w_dtype, a.y, m0 * a.N));
       gemm(team, h, M, w, scratch,
            StoreEpilogue<Plain>{.bias = a.bias,

@@ -15,6 +15,12 @@ struct Range {
   int64_t begin, end;
 };
 
+// Part i of [0, count): the parts differ by one at most, the larger ones first.
+inline Range even_part(int64_t count, int64_t i, int64_t parts) {
+  const int64_t size = count / parts, larger = count % parts;
+  return {i * size + min(i, larger), (i + 1) * size + min(i + 1, larger)};
+}
+
 struct Team {
   int rank, size;
 

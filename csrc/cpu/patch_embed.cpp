@@ -39,13 +39,9 @@ void patch_embed(const patch_embed_args& a) {
       write_prefix(a, b, a.T + patches, scratch + for_gemm);
     for (int64_t m0 = 0; m0 < M_total; m0 += chunk) {
       const int64_t M = min(chunk, M_total - m0);
-      const Range rows = team.share(M);
-      for (int64_t m = rows.begin; m < rows.end; ++m) {
-        float* const row = h.open(m, scratch + for_gemm);
+      fill(team, h, M, w.K, scratch + for_gemm, [&](int64_t m, float* row) {
         unfold_patch(image, (m0 + m) / patches, (m0 + m) % patches, row);
-        h.close(m, row, w.K);
-      }
-      team.sync();
+      });
       gemm(team, h, M, w, scratch,
            PatchEpilogue{.bias = a.bias,
                          .position = a.position,

@@ -70,6 +70,11 @@ inline void with_terms(int terms, const F& f) {
     f.template operator()<3>();
 }
 
+// Of 32 columns of W, or 32 rows of A.
+inline int64_t panel_bytes(int64_t K, int terms) {
+  return ceil_div(K, kSteps) * terms * kPairBytes;
+}
+
 // ---- A ---------------------------------------------------------------------------
 
 struct Left {
@@ -77,20 +82,17 @@ struct Left {
   int64_t K;
   int terms;
 
-  static int64_t block_bytes(int64_t K, int terms) {
-    return ceil_div(K, kSteps) * terms * kPairBytes;
-  }
   static Left at(float* memory, int64_t K, Precision p) {
     return {reinterpret_cast<char*>(memory), K, terms_of(p)};
   }
   static int64_t floats(int64_t M, int64_t K, Precision p) {
-    return ceil_div(M, kTileRows) * block_bytes(K, terms_of(p)) / 4;
+    return ceil_div(M, kTileRows) * panel_bytes(K, terms_of(p)) / 4;
   }
   static bool reads_in_place(DType, int64_t) { return false; }
   static Left in_place(const void*, int64_t) { return {}; }
   static Left of_scores(float*, int64_t K, float* memory, Precision p) { return at(memory, K, p); }
 
-  const char* block(int64_t m) const { return data + m / kTileRows * block_bytes(K, terms); }
+  const char* block(int64_t m) const { return data + m / kTileRows * panel_bytes(K, terms); }
   char* at(int64_t m, int64_t k) const {  // of the first term; the others follow, kPairBytes apart
     return const_cast<char*>(block(m)) + k / kSteps * terms * kPairBytes + m / 16 % 2 * kTileBytes +
            m % 16 * kTileStride + k % kSteps * 2;
@@ -110,28 +112,15 @@ struct Left {
   }
   // Columns k .. k + n of row m, k a multiple of 16. At the row's end its last tile is filled up.
   void store(int64_t m, int64_t k, Vec v, int64_t n) const {
-    const bool last = k + n >= K;
-    const Vec x = n < 16 ? v.keep_first(n, 0) : v;
-    with_terms(terms, [&]<int kTerms>() {
-      Vec part[kTerms];
-      split<kTerms>(x, part);
-      for (int t = 0; t < kTerms; ++t) {
-        char* const to = at(m, k) + t * kPairBytes;
-        const __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(part[t].v));
-        _mm256_mask_storeu_epi16(to, last ? 0xffff : Vec::first(n), half);
-        if (last && k % kSteps == 0)
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32), _mm256_setzero_si256());
-      }
-    });
+    write(m, k, n < 16 ? v.keep_first(n, 0) : v, 0, n);
   }
   // The same from memory, and for any k: a head's columns may start anywhere.
   void put(int64_t m, int64_t k, const float* from, int64_t n) const {
     while (n > 0) {
-      const int64_t some = min(n, 16 - k % 16);
-      if (k % 16 == 0)
-        store(m, k, Vec::load(from, some), some);
-      else
-        put_some(m, k, from, some);
+      const int64_t lane = k % 16, some = min(n, 16 - lane);
+      float row[16] = {};
+      memcpy(row + lane, from, some * sizeof(float));
+      write(m, k - lane, Vec::load(row), lane, some);
       from += some;
       k += some;
       n -= some;
@@ -142,23 +131,19 @@ struct Left {
   void settle(int64_t) const {}
 
  private:
-  // Fewer than 16 columns that do not start at a multiple of 16, and end at the next
-  // one at most.
-  void put_some(int64_t m, int64_t k, const float* from, int64_t n) const {
-    const int64_t lane = k % 16;
-    float row[16] = {};
-    memcpy(row + lane, from, n * sizeof(float));
-    const __mmask16 mask = static_cast<__mmask16>((k + n >= K ? 0xffff : (1u << (lane + n)) - 1) &
-                                                  ~((1u << lane) - 1));
-    const int64_t first = k - lane;
+  // Lanes [lane, lane + n) of x to the columns k + lane onwards; the other lanes of x are zero.
+  void write(int64_t m, int64_t k, Vec x, int64_t lane, int64_t n) const {
+    const bool last = k + lane + n >= K;
+    const __mmask16 mask =
+        static_cast<__mmask16>((last ? 0xffff : Vec::first(lane + n)) & ~((1u << lane) - 1));
     with_terms(terms, [&]<int kTerms>() {
       Vec part[kTerms];
-      split<kTerms>(Vec::load(row), part);
+      split<kTerms>(x, part);
       for (int t = 0; t < kTerms; ++t) {
-        char* const to = at(m, first) + t * kPairBytes;
+        char* const to = at(m, k) + t * kPairBytes;
         const __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(part[t].v));
         _mm256_mask_storeu_epi16(to, mask, half);
-        if (k + n >= K && first % kSteps == 0)
+        if (last && k % kSteps == 0)
           _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32), _mm256_setzero_si256());
       }
     });
@@ -167,9 +152,6 @@ struct Left {
 
 // ---- W ---------------------------------------------------------------------------
 
-inline int64_t panel_bytes(int64_t K, int terms) {
-  return ceil_div(K, kSteps) * terms * kPairBytes;
-}
 inline int64_t panel_floats(int64_t K, Precision p) { return panel_bytes(K, terms_of(p)) / 4; }
 inline int64_t packed_bytes(int64_t N, int64_t K, Precision p) {
   return ceil_div(N, kNR) * panel_bytes(K, terms_of(p));

@@ -181,24 +181,29 @@ inline const char* packed_panel(const Weights& w, int64_t panel) {
          w.first_step / kSteps * terms * kPairBytes;
 }
 
+inline int64_t panels_in_group(int64_t bytes) { return max(1, kGroupBytes / max(bytes, 1)); }
+
 // The panels [first, last) of a packed weight, a group of them at most.
 inline Fetch group_of(const Weights& w, int64_t first, int64_t last) {
   const int terms = terms_of(w.precision);
-  const int64_t bytes = panel_bytes(w.K, terms), group = max(1, kGroupBytes / max(bytes, 1));
-  return {packed_panel(w, first), panel_bytes(w.pitch, terms), bytes, min(group, last - first)};
+  const int64_t bytes = panel_bytes(w.K, terms);
+  return {packed_panel(w, first), panel_bytes(w.pitch, terms), bytes,
+          min(panels_in_group(bytes), last - first)};
 }
 
 template <int terms, class Epilogue>
 void gemm_terms(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
                 const Epilogue& epilogue) {
   const int64_t tiles = ceil_div(w.K, kSteps), bytes = panel_bytes(w.K, terms);
-  const int64_t group = max(1, kGroupBytes / max(bytes, 1)), pitch = panel_bytes(w.pitch, terms);
+  const int64_t group = panels_in_group(bytes);
+  const int64_t pitch = w.packed ? panel_bytes(w.pitch, terms) : bytes;
   const int64_t blocks = ceil_div(rows.end - rows.begin, kTileRows);
   char* const converted = reinterpret_cast<char*>(scratch + 2 * kBlockFloats);
   Meanwhile<Epilogue> meanwhile{epilogue, tiles};
   float* c = scratch;
   for (int64_t first = panels.begin; first < panels.end; first += group) {
     const int64_t count = min(group, panels.end - first), last = first + count;
+    const char* const b = w.packed ? packed_panel(w, first) : converted;
     if (!w.packed)
       for (int64_t p = 0; p < count; ++p) convert_panel(w, first + p, converted + p * bytes);
     if (w.packed && last < panels.end) {
@@ -211,11 +216,10 @@ void gemm_terms(const Left& A, Range rows, const Weights& w, Range panels, float
     fetch.lines = min(8, ceil_div(fetch.panels * fetch.bytes / 64, max(1, blocks * count * tiles)));
     for (int64_t m = rows.begin; m < rows.end; m += kTileRows)
       for (int64_t p = first; p < last; ++p) {
-        const char* const b = w.packed ? packed_panel(w, first) + (p - first) * pitch
-                                       : converted + (p - first) * bytes;
         const bool backwards = (w.first_row / kNR + p) % 2 != 0;
         const int64_t R = min(kTileRows, rows.end - m);
-        multiply_block<terms>(R, A.block(m), b, tiles, backwards, c, kNR, false, meanwhile);
+        multiply_block<terms>(R, A.block(m), b + (p - first) * pitch, tiles, backwards, c, kNR,
+                              false, meanwhile);
         meanwhile.finish();
         meanwhile.m = m;
         meanwhile.rows = R;

@@ -168,7 +168,7 @@ struct Tiles {
       const int64_t K = min(kKC, steps.end - k0);
       const float* const next = k0 + kKC < steps.end ? b + kKC * kNR : then;
       for (int64_t t = 0; t < tiles; ++t) {
-        const Range tile = tile_rows(M, t, tiles);
+        const Range tile = even_part(M, t, tiles);
         const int64_t R = tile.end - tile.begin;
         const float* const a = A.data + (rows.begin + tile.begin) * A.stride + k0;
         fma_tiles::multiply(R, a, A.stride, b, K, c + tile.begin * kNR, kNR, k0 > 0,
@@ -187,7 +187,7 @@ void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float*
 // ---- Products inside attention ---------------------------------------------------
 
 // Tile t of n queries.
-inline Range query_tile(int64_t n, int64_t t) { return tile_rows(n, t, ceil_div(n, kTileRows)); }
+inline Range query_tile(int64_t n, int64_t t) { return even_part(n, t, ceil_div(n, kTileRows)); }
 
 // Keys (n, E) as the panel of a product with queries: kNR of them at most, [e][kNR].
 inline void pack_keys(DType type, const void* keys, int64_t stride, int64_t n, int64_t E, Precision,

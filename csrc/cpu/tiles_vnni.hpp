@@ -179,7 +179,7 @@ struct Tiles {
       const int64_t pairs = ceil_div(min(kKC, steps.end - k0), 2);
       const char* const next = k0 + kKC < steps.end ? panel + kBlockBytes : after;
       for (int64_t t = 0; t < tiles; ++t) {
-        const Range tile = tile_rows(M, t, tiles);
+        const Range tile = even_part(M, t, tiles);
         const int64_t m = rows.begin + tile.begin, R = tile.end - tile.begin;
         const int32_t* const a = A.pairs(m, k0);
         with_rows(R, [&]<int kRows>() {

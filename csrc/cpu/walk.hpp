@@ -10,11 +10,12 @@
 //        k ->            kNR
 //   A  [ kMR rows ]  x  [ W ]   kMR * kNR / lanes accumulators + kNR / lanes of W + 1 broadcast
 //
-// C waits in scratch from slab to slab; after the last one its rows go through the epilogue.
-// Each tile prefetches a part of the next block of W into L2: without, 12 % of the time is spent
-// waiting for it. A's next tile is left to the hardware: asking for it costs 5 %. Sums over blocks
-// of kKC, not over all of K, also keep the rounding error low. A result depends on its own row of A
-// and column of W only: not on M, its tile or its thread.
+// Tiles are of even height (even_part), 197 rows are 2 of 14 and 13 of 13: a tile of one row would
+// take 4 / 14 of the time of a whole one. C waits in scratch from slab to slab; after the last one
+// its rows go through the epilogue. Each tile prefetches a part of the next block of W into L2:
+// without, 12 % of the time is spent waiting for it. A's next tile is left to the hardware: asking
+// for it costs 5 %. Sums over blocks of kKC, not over all of K, also keep the rounding error low. A
+// result depends on its own row of A and column of W only: not on M, its tile or its thread.
 #pragma once
 #include "scratch.hpp"
 
@@ -28,13 +29,6 @@ constexpr int64_t kMR = 6;  // 12 accumulators + 2 + 1 of 16 registers
 constexpr int64_t kKC = 128;
 constexpr int64_t kSlab = 6 * kKC;
 constexpr int64_t kGroup = 8;  // panels: 8 * 32 * 768 * 4 B = 768 KiB of L2 when converted to fp32
-
-// The first and last row of tile t of M rows. Tiles are of even height, 197 rows are 2 of 14 and 13
-// of 13: a tile of one row would take 4 / 14 of the time of a whole one.
-inline Range tile_rows(int64_t M, int64_t t, int64_t tiles) {
-  const int64_t height = M / tiles, taller = M % tiles;  // the first ones have a row more
-  return {t * height + min(t, taller), (t + 1) * height + min(t + 1, taller)};
-}
 
 // What a tile fetches into L2 of the block of W that comes next: `lines` at each kLine steps.
 struct Ahead {
