@@ -25,9 +25,9 @@ MAY_IMPORT = {
     "train": {"front door", "model", "ops", "registry", "config"},
     "inspect": {"front door", "model", "ops", "registry", "config"},
     "front door": {"model", "config"},  # vitkern/__init__.py: `from vitkern import ViT`
-    "model": {"ops", "registry", "cpu", "config", "_C"},
+    "model": {"ops", "registry", "gpu", "cpu", "config", "_C"},
     "ops": {"registry"},
-    "gpu": set(),
+    "gpu": {"_C"},
     "cpu": {"_C"},
     "config": set(),
     "registry": set(),

@@ -1,8 +1,6 @@
 """The packed engine's Python half: packs a ViT's weights once, then one native call per forward.
 
-An engine is a snapshot. `stale()` tells when a parameter was replaced, changed in place or given
-other memory since, and the model then packs a new one. In-place writes through `parameter.data`
-leave no trace: call `model.repack()` after them.
+An engine is a snapshot (snapshot.py); when it is stale the model packs a new one.
 """
 
 from __future__ import annotations
@@ -12,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import _C, cpu
+from .snapshot import Snapshot, unpackable
 
 if TYPE_CHECKING:
     from .model import ViT
@@ -26,45 +24,24 @@ _GRIDS_KEPT = 8  # image sizes whose positions and attention biases are remember
 
 def why_not(model: ViT, image: Tensor, precision: str) -> str:
     """ "" when the packed engine can serve this call, else the reason in one line."""
+    if precision not in cpu.PRECISIONS:
+        return f"the packed engine computes in {', '.join(cpu.PRECISIONS)}, not {precision}"
     if image.device.type != "cpu":
         return f"the packed engine runs on the CPU, the image is on {image.device}"
     if image.dtype not in cpu.IMAGE_DTYPES:
         return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
     engine = model._engines.get(precision)
-    return _unpackable(model) if engine is None or engine.stale() else ""
-
-
-def _unpackable(model: ViT) -> str:
-    for name, parameter in model.named_parameters():
-        if parameter.device.type != "cpu" or parameter.dtype not in _MODEL_DTYPES:
-            what = f"{parameter.dtype} on {parameter.device}"
-            return f"the engine packs float32 or bfloat16 on the CPU, {name} is {what}"
-        if parameter.is_inference():
-            return f"{name} is an inference tensor, whose changes cannot be seen"
+    if engine is None or engine.stale():
+        return unpackable(model, "cpu", _MODEL_DTYPES)
     return ""
 
 
-def _count_fused_steps(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Optimizers with fused=True write parameters behind the version counter's back."""
-    for group in optimizer.param_groups:
-        if group.get("fused"):
-            torch.autograd.graph.increment_version(group["params"])
-
-
-register_optimizer_step_post_hook(_count_fused_steps)
-
-
-class Engine:
+class Engine(Snapshot):
     """A ViT's weights, packed for one precision; calls may come from several threads at once."""
 
     def __init__(self, model: ViT, precision: str, isa: str = "") -> None:
-        self.model, self.precision = model, precision
-        self._config = c = model.config
-        self._watched = [
-            (module._parameters, key, parameter, *_state(parameter))
-            for module in model.modules()
-            for key, parameter in module._parameters.items()
-        ]
+        super().__init__(model)
+        self.precision, c = precision, model.config
         self._native = _C.Engine(
             isa, channels=c.channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
             heads=c.heads, mlp_width=c.mlp_width, depth=c.depth, eps=c.norm_eps,
@@ -100,13 +77,6 @@ class Engine:
     def packed_bytes(self) -> int:
         """Memory of the packed weights, beside the parameters themselves."""
         return self._native.packed_bytes
-
-    def stale(self) -> bool:
-        """Whether a parameter was replaced or changed in place since packing."""
-        return self.model.config is not self._config or any(
-            parameters.get(key) is not seen or _state(seen) != (version, address)
-            for parameters, key, seen, version, address in self._watched
-        )
 
     def logits(self, image: Tensor) -> Tensor:
         """What `ViT.forward` returns: (B, classes), or (B, D) without a head."""
@@ -182,11 +152,6 @@ class Engine:
 def _copy(t: Tensor | None) -> Tensor | None:
     """A snapshot in fp32, as the packed weights are one."""
     return None if t is None else t.to(torch.float32, copy=True).contiguous()
-
-
-def _state(parameter: Tensor | None) -> tuple[int, int]:
-    """What moves when a parameter is changed in place or given other memory."""
-    return (0, 0) if parameter is None else (parameter._version, parameter.data_ptr())
 
 
 def _empty(image: Tensor, *shape: int) -> Tensor:
