@@ -1,0 +1,222 @@
+"""The launch table: block sizes, warps and pipeline stages per kernel, architecture and shape.
+
+No autotuning at run time: a launch takes the first row that fits, so results are reproducible and
+the ahead-of-time build knows every binary that can be asked for. Each row has its reason. The
+numbers behind the reasons are static (registers, shared memory, instruction mix: docs/gpu.md), as
+no row has been timed on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
+
+
+class Row(NamedTuple):
+    """Settings of one kernel for a bucket of shapes on some architectures."""
+
+    blocks: Mapping[str, object]  # the kernel's tl.constexpr block sizes
+    num_warps: int
+    num_stages: int
+    why: str
+    archs: tuple[str, ...] = ARCHS
+    bits: tuple[int, ...] = (16, 32)  # of the matrices' numbers
+    upto: Mapping[str, int] = {}  # the bucket: the largest sizes it serves, by axis letter
+
+
+# kernel -> its rows, the special ones first; the last row must fit everything
+TABLE: dict[str, tuple[Row, ...]] = {}
+
+
+# ---- products: norm_linear, folded_linear, linear_residual and their gradients ----
+
+# 64 x 32 or 64 x 64 of a tile per warp: at most 6 or 8 ldmatrix feed 16 or 32 tensor instructions,
+# three quarters of the shared memory's rate. Eight warps leave the epilogue (erf, masks) enough
+# registers.
+_MMA = ("sm_80", "sm_86", "sm_89", "sm_120", "gfx942")
+_WGMMA = ("sm_90", "sm_100")
+_SMALL = Row(
+    {"BM": 64, "BN": 64, "BK": 64, "GROUP": 8}, 4, 4, "few rows: four times as many programs",
+    ARCHS, (16,), {"M": 512},
+)  # fmt: skip
+_WIDE = Row(
+    {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8}, 8, 3,
+    "factors come from shared memory: 64 x 256 per instruction halves a 128-wide tile's reads",
+    _WGMMA, (16,),
+)  # fmt: skip
+_EIGHT = Row(
+    {"BM": 128, "BN": 128, "BK": 64, "GROUP": 8}, 8, 3, "no spills in the epilogue", _MMA, (16,)
+)
+_FOUR = _EIGHT._replace(num_warps=4, archs=("sm_80", "gfx942"))
+_FP32 = Row(
+    {"BM": 64, "BN": 64, "BK": 32, "GROUP": 8}, 4, 3,
+    "three tf32 products a step leave registers for 64 x 64 only", ARCHS, (32,),
+)  # fmt: skip
+_NORMED = _FOUR._replace(
+    why="normalising A twice, once for each half of the columns, would fill its 64 fp32 lanes"
+)
+TABLE["norm_linear"] = (_SMALL, _WIDE, _NORMED, _EIGHT, _FP32)
+TABLE["folded_linear"] = (_SMALL, _WIDE, _EIGHT, _FP32)
+TABLE["linear_residual"] = (_SMALL, _WIDE, _EIGHT, _FP32)
+TABLE["input_gradient"] = (_SMALL, _WIDE, _EIGHT, _FP32)
+TABLE["weight_gradient"] = (
+    _WIDE,
+    _FOUR._replace(why="64 x 64 per warp: transposed factors take the shared memory's whole rate"),
+    _EIGHT._replace(why="half of sm_80's tensor rate: 64 x 32 per warp does, without spills"),
+    _FP32._replace(num_stages=2, why="a third stage costs instructions that the tensor cores need"),
+)
+TABLE["join_gradients"] = (
+    Row({"BM": 4, "BN": 256}, 4, 2, "one pass over the shares, 16 bytes a thread"),
+)
+
+# ---- layernorm, sums, elementwise: bound by memory ----
+
+TABLE["layernorm_forward"] = (
+    Row({"BM": 4}, 4, 1, "a row of 512 in 16 registers of a warp", upto={"D": 512}),
+    Row({"BM": 2}, 4, 1, "two rows of 2048 in 32 registers a thread", upto={"D": 2048}),
+    Row({"BM": 1}, 8, 1, "one long row over eight warps"),
+)
+TABLE["layernorm_backward"] = (
+    Row({"BM": 4}, 4, 1, "as the forward", upto={"D": 512}),
+    Row({"BM": 1}, 4, 1, "x, grad and two sums of 2048 in 64 registers a thread", upto={"D": 2048}),
+    Row({"BM": 1}, 8, 1, "one long row over eight warps"),
+)
+TABLE["sum_parts"] = (Row({"BP": 32, "BL": 128}, 4, 1, "512 bytes of each of 32 parts at once"),)
+TABLE["elementwise"] = (Row({"BM": 16, "BN": 128}, 4, 1, "16 numbers a thread, 128-bit accesses"),)
+
+# ---- patch_embed ----
+
+_WGMMA = ("sm_90", "sm_100")  # they multiply from shared memory: fragments cost no registers
+TABLE["patch_embed_forward"] = (
+    Row(
+        {"BM": 64, "BN": 32, "BK": 64},
+        4,
+        4,
+        "one or two images: 96 programs for 196 patches of ViT-B; wgmma has 64 rows",
+        _WGMMA,
+        (16,),
+        {"M": 512},
+    ),
+    Row(
+        {"BM": 32, "BN": 64, "BK": 64},
+        4,
+        3,
+        "one or two images: 84 programs for 196 patches of ViT-B",
+        ARCHS,
+        (16,),
+        {"M": 512},
+    ),
+    Row(
+        {"BM": 64, "BN": 64, "BK": 64},
+        4,
+        3,
+        "a few images: four times the programs of 128 x 128 tiles",
+        ARCHS,
+        (16,),
+        {"M": 2048},
+    ),
+    Row(
+        {"BM": 128, "BN": 128, "BK": 64},
+        8,
+        3,
+        "two warpgroups of 64 x 128; pixels are converted by 256 threads",
+        _WGMMA,
+        (16,),
+    ),
+    Row({"BM": 128, "BN": 128, "BK": 32}, 4, 2, "64 KB hold fp32 pixels, too", ("gfx942",), (16,)),
+    Row(
+        {"BM": 128, "BN": 128, "BK": 32},
+        4,
+        4,
+        "two programs a processor, one stores while one multiplies; BK = 64 spills with bytes",
+        ARCHS,
+        (16,),
+    ),
+    Row(
+        {"BM": 64, "BN": 64, "BK": 32},
+        4,
+        3,
+        "three tf32 products a step leave registers for 64 x 64 only",
+        ARCHS,
+        (32,),
+    ),
+)
+TABLE["patch_embed_weight_gradient"] = (
+    Row(
+        {"BM": 64, "BN": 128, "BP": 128, "PROGRAMS": 256},
+        8,
+        3,
+        "four wgmma a step behind the index arithmetic of its 64 rows",
+        _WGMMA,
+        (16,),
+    ),
+    Row(
+        {"BM": 32, "BN": 128, "BP": 128, "PROGRAMS": 256},
+        8,
+        3,
+        "128 registers: two programs a processor; 64 rows a step need 149",
+        ARCHS,
+        (16,),
+    ),
+    Row({"BM": 32, "BN": 64, "BP": 64, "PROGRAMS": 256}, 4, 3, "as the forward", ARCHS, (32,)),
+)
+TABLE["patch_embed_image_gradient"] = (
+    Row(
+        {"BM": 128, "BN": 128, "BK": 32},
+        8,
+        3,
+        "addresses of pixels in the epilogue: 4 warps spill with 14 x 14 patches",
+        ARCHS,
+        (16,),
+    ),
+    Row({"BM": 64, "BN": 64, "BK": 32}, 4, 3, "as the forward", ARCHS, (32,)),
+)
+TABLE["patch_embed_token_sums"] = (
+    Row({"BB": 16, "BN": 256}, 4, 1, "64 bytes a thread on their way, 8 programs a processor"),
+)
+
+# ---- attention ----
+
+TABLE["attention_forward"] = (
+    Row({"BM": 16, "BN": 64, "BT": 16}, 1, 2, "one query", upto={"Q": 16}),
+    Row({"BM": 64, "BN": 64, "BT": 16}, 4, 2, "draft"),
+)
+TABLE["attention_backward_queries"] = (Row({"BM": 64, "BN": 64, "BT": 16}, 4, 2, "draft"),)
+TABLE["attention_backward_keys"] = (Row({"BM": 64, "BN": 64, "BT": 16}, 4, 2, "draft"),)
+TABLE["attention_backward_bias"] = (Row({"BM": 64, "BN": 64}, 4, 2, "draft"),)
+
+
+def pick(kernel: str, arch: str, bits: int, **sizes: int) -> Row:
+    """The first row for this kernel that serves the architecture, the dtype and the sizes."""
+    for row in TABLE[kernel]:
+        if (
+            arch in row.archs
+            and bits in row.bits
+            and all(sizes[axis] <= limit for axis, limit in row.upto.items())
+        ):
+            return row
+    raise LookupError(f"gpu/configs.py has no row for {kernel} on {arch} with {sizes}")
+
+
+def nearest_arch(arch: str) -> str:
+    """The table's architecture for a device: itself, else the newest older one of its family.
+
+    sm_87 uses sm_86's settings, sm_121 those of sm_120, any other AMD chip those of gfx942.
+    """
+    if arch in ARCHS:
+        return arch
+    if not arch.startswith("sm_"):
+        return "gfx942"
+    older = [a for a in ARCHS if a.startswith("sm_") and int(a[3:]) <= int(arch[3:])]
+    return older[-1] if older else "sm_80"
+
+
+# "fp32" multiplies each number as two tf32 halves (three products, errors near fp32's own), which
+# tensor cores do faster than the FMA units do plain fp32; AMD's matrix cores multiply fp32 itself.
+def dot_precision(arch: str, allow_tf32: bool) -> str:
+    """Triton's input_precision for fp32 operands; 16-bit ones ignore it."""
+    if arch.startswith("gfx"):
+        return "ieee"
+    return "tf32" if allow_tf32 else "tf32x3"
