@@ -1,0 +1,136 @@
+"""The matrix products that the operators share: tiles of A (M, K) times W (N, K) transposed.
+
+A program computes a BM x BN tile in BM * BN fp32 accumulators and walks along K in steps of BK.
+Rows and columns beyond the matrix are clamped to its last one instead of masked, so that the loop's
+loads stay unconditional 128-bit asynchronous copies; the epilogue masks what it stores.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import configs, launch
+
+
+@triton.jit
+def tile_of(pid, M, N, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """(row block, column block): GROUP row blocks run side by side, so that W stays in L2."""
+    blocks_m, blocks_n = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    group = pid // (GROUP * blocks_n)
+    first = group * GROUP
+    size = tl.minimum(blocks_m - first, GROUP)
+    inside = pid % (GROUP * blocks_n)
+    return first + inside % size, inside // size
+
+
+@triton.jit
+def rounded(x, PRECISION: tl.constexpr):
+    """An operand of tl.dot, to the nearest tf32 where the tensor cores would cut its low bits off.
+
+    Half a unit is added and the rest left to them, as CUTLASS does: half of truncation's error, and
+    no bias towards zero. NaN passes as it is (adding could carry into its sign).
+    """
+    if x.dtype == tl.float32 and PRECISION == "tf32":
+        nearest = (x.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
+        return tl.where(x == x, nearest, x)
+    return x
+
+
+@triton.jit
+def product(
+    x, weight, rows, columns, M, N, K, x_stride,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """x[rows] weight[columns]^T in fp32, (BM, BN): x (M, K) by rows, weight (N, K) contiguous."""
+    k = tl.arange(0, BK)
+    x_at = x + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * x_stride + k[None, :]
+    w_at = weight + tl.minimum(columns, N - 1).to(tl.int64)[:, None] * K + k[None, :]
+    sums = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        if EVEN:
+            a, w = tl.load(x_at), tl.load(w_at)
+        else:
+            live = (k < K - start)[None, :]
+            a, w = tl.load(x_at, mask=live, other=0.0), tl.load(w_at, mask=live, other=0.0)
+        a, w = rounded(a.to(w.dtype), PRECISION), rounded(w, PRECISION)
+        sums = tl.dot(a, tl.trans(w), sums, input_precision=PRECISION)
+        x_at += BK
+        w_at += BK
+    return sums
+
+
+@triton.jit
+def normalised_product(
+    x, stats, norm_weight, norm_bias, weight, rows, columns, M, N, K, x_stride,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """The same with layernorm(x) for x, normalised on its way to the tensor cores."""
+    k = tl.arange(0, BK)
+    row = tl.minimum(rows, M - 1).to(tl.int64)
+    mean, rstd = tl.load(stats + row * 2)[:, None], tl.load(stats + row * 2 + 1)[:, None]
+    x_at = x + row[:, None] * x_stride + k[None, :]
+    w_at = weight + tl.minimum(columns, N - 1).to(tl.int64)[:, None] * K + k[None, :]
+    scale_at, shift_at = norm_weight + k, norm_bias + k
+    sums = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        if EVEN:
+            a, w = tl.load(x_at), tl.load(w_at)
+            scale, shift = tl.load(scale_at), tl.load(shift_at)
+        else:
+            live = k < K - start
+            a = tl.load(x_at, mask=live[None, :], other=0.0)
+            w = tl.load(w_at, mask=live[None, :], other=0.0)
+            scale = tl.load(scale_at, mask=live, other=0.0)
+            shift = tl.load(shift_at, mask=live, other=0.0)
+        xhat = (a.to(tl.float32) - mean) * rstd
+        h = xhat * scale.to(tl.float32)[None, :] + shift.to(tl.float32)[None, :]
+        h, w = rounded(h.to(w.dtype), PRECISION), rounded(w, PRECISION)
+        sums = tl.dot(h, tl.trans(w), sums, input_precision=PRECISION)
+        x_at += BK
+        w_at += BK
+        scale_at += BK
+        shift_at += BK
+    return sums
+
+
+@triton.jit
+def channel(vector, columns, N):
+    """vector[columns] in fp32 as a row (1, BN); 0 beyond N."""
+    return tl.load(vector + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+
+
+def rows_of(t: Tensor) -> tuple[Tensor, int]:
+    """t as (M, last axis) with contiguous rows, in place if possible, and its row stride."""
+    flat = t.reshape(t.shape[:-1].numel(), t.shape[-1])
+    if flat.stride(1) != 1 and flat.shape[1] > 1:
+        flat = flat.contiguous()
+    return flat, flat.stride(0) if flat.shape[0] > 1 else flat.shape[1]
+
+
+def precision_of(weight: Tensor) -> str:
+    """tl.dot's input_precision for this weight: what the executor or torch's own setting asks."""
+    if weight.dtype != torch.float32:
+        return "tf32"  # ignored: one binary serves every setting
+    executor = launch.executor_of(weight)
+    tf32 = getattr(executor, "tf32", None)
+    if tf32 is None:
+        tf32 = torch.get_float32_matmul_precision() != "highest"
+    return configs.dot_precision(executor.arch, tf32)
+
+
+def row_for(kernel: str, weight: Tensor, **sizes: int) -> configs.Row:
+    """The launch table's row for a product with this weight."""
+    return configs.pick(kernel, launch.arch_of(weight), 8 * weight.element_size(), **sizes)
+
+
+def tiles(M: int, N: int, row: configs.Row) -> tuple[int]:
+    return (launch.cdiv(M, row.blocks["BM"]) * launch.cdiv(N, row.blocks["BN"]),)
+
+
+def even(K: int, row: configs.Row) -> bool:
+    return K % row.blocks["BK"] == 0

@@ -1,0 +1,219 @@
+"""Gradients of a Linear: dx = G W (no transposes in memory) and dW = G^T x, dbias = sum G.
+
+The rows of G are split among programs, each of which leaves its share of dW and dbias in fp32; a
+second launch sums the shares in a fixed order and applies LayerScale: with G taken before gamma,
+dW = gamma G^T x, and dgamma = rowsum(W * G^T x) + bias * sum G needs nothing else.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import gemm, launch, philox
+from .activations import activate, derivative
+
+PROGRAMS = 256  # weight-gradient programs to aim at: two for each of an A100's 108 processors
+
+
+@triton.jit(do_not_specialize=["M", "limit"])
+def input_gradient_kernel(
+    grad,  # (M, N) by rows
+    weight,  # (N, K)
+    gamma,  # (N,) or None: scales grad
+    pre,  # (M, K): dx is multiplied by ACTIVATION'(pre), or None
+    dx,  # (M, K)
+    hidden,  # (M, K): dropout(ACTIVATION(pre)), or None
+    seed,  # (1,) int64: dropout of hidden, or None
+    M, N, K, grad_stride, limit, keep_scale,
+    ACTIVATION: tl.constexpr, EVEN: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A BM x BN tile of dx; BK is the step along N, the inner axis here."""
+    block_m, block_k = gemm.tile_of(tl.program_id(0), M, K, BM, BN, GROUP)
+    rows, columns = block_m * BM + tl.arange(0, BM), block_k * BN + tl.arange(0, BN)
+    n = tl.arange(0, BK)
+    g_at = grad + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * grad_stride + n[None, :]
+    w_at = weight + n.to(tl.int64)[:, None] * K + tl.minimum(columns, K - 1)[None, :]
+    if EVEN:  # columns come in whole tiles: say that they are contiguous
+        w_at = weight + n.to(tl.int64)[:, None] * K + columns[None, :]
+    sums = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, N, BK):
+        if EVEN:
+            g, w = tl.load(g_at), tl.load(w_at)
+        else:
+            live = n < N - start
+            g = tl.load(g_at, mask=live[None, :], other=0.0)
+            w = tl.load(w_at, mask=live[:, None], other=0.0)
+        if gamma is not None:
+            scale = tl.load(gamma + start + n, mask=n < N - start, other=0.0).to(tl.float32)
+            g = g.to(tl.float32) * scale[None, :]
+        g, w = gemm.rounded(g.to(w.dtype), PRECISION), gemm.rounded(w, PRECISION)
+        sums = tl.dot(g, w, sums, input_precision=PRECISION)
+        g_at += BK
+        w_at += BK * K
+    at = rows.to(tl.int64)[:, None] * K + columns[None, :]
+    mask = (rows < M)[:, None] & (columns < K)[None, :]
+    if pre is not None:
+        x = tl.load(pre + at, mask=mask, other=0.0).to(tl.float32)
+        h = activate(x, ACTIVATION)
+        if seed is not None:
+            kept = philox.keep_tile(seed, rows, block_k * BN, K, limit, philox.HIDDEN, BN, QUADS)
+            h = tl.where(kept, h * keep_scale, 0.0)
+            sums = tl.where(kept, sums * keep_scale, 0.0)
+        tl.store(hidden + at, h.to(hidden.dtype.element_ty), mask=mask)
+        sums *= derivative(x, ACTIVATION)
+    tl.store(dx + at, sums.to(dx.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["M", "rows_each"])
+def weight_gradient_kernel(
+    grad,  # (M, N) by rows
+    x,  # (M, K) by rows
+    weight,  # (N, K): its dtype is the product's
+    parts,  # (splits, N, K) fp32
+    bias_parts,  # (splits, N) fp32
+    M, N, K, grad_stride, x_stride, rows_each,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A BM x BN tile of dW (BM of N, BN of K) from rows_each rows; BK rows are one step."""
+    block_n, block_k = gemm.tile_of(tl.program_id(0), N, K, BM, BN, GROUP)
+    split = tl.program_id(1)
+    n, k = block_n * BM + tl.arange(0, BM), block_k * BN + tl.arange(0, BN)
+    first = split.to(tl.int64) * rows_each
+    last = tl.minimum(first + rows_each, M)
+    steps = tl.arange(0, BK)
+    sums = tl.zeros((BM, BN), tl.float32)
+    bias_sums = tl.zeros((BM,), tl.float32)
+    for start in range(first, last, BK):
+        rows = start + steps
+        live = rows < last
+        g_mask, x_mask = live[:, None] & (n < N)[None, :], live[:, None] & (k < K)[None, :]
+        g = tl.load(grad + rows[:, None] * grad_stride + n[None, :], mask=g_mask, other=0.0)
+        if g.dtype == tl.float32:  # a step between load and transpose keeps the load 128 bits wide
+            g = tl.where(g_mask, g, 0.0)
+        a = tl.load(x + rows[:, None] * x_stride + k[None, :], mask=x_mask, other=0.0)
+        a = gemm.rounded(a.to(weight.dtype.element_ty), PRECISION)
+        g = gemm.rounded(g.to(weight.dtype.element_ty), PRECISION)
+        sums = tl.dot(tl.trans(g), a, sums, input_precision=PRECISION)
+    mask = (n < N)[:, None] & (k < K)[None, :]
+    at = (split.to(tl.int64) * N + n)[:, None] * K + k[None, :]
+    tl.store(parts + at, sums, mask=mask)
+    if block_k == 0:  # a loop of its own: in the other one the sum would cost every program
+        for start in range(first, last, BK):
+            rows = start + steps
+            g_mask = (rows < last)[:, None] & (n < N)[None, :]
+            g = tl.load(grad + rows[:, None] * grad_stride + n[None, :], mask=g_mask, other=0.0)
+            bias_sums += tl.sum(g.to(tl.float32), 0)
+        tl.store(bias_parts + split.to(tl.int64) * N + n, bias_sums, mask=n < N)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def join_gradients_kernel(
+    parts,  # (splits, N, K) fp32
+    bias_parts,  # (splits, N) fp32
+    weight,  # (N, K)
+    bias,  # (N,) or None
+    gamma,  # (N,) or None
+    dweight,  # (N, K)
+    dbias,  # (N,) or None
+    dgamma,  # (N,) or None
+    N, K, splits,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = rows < N
+    dot = tl.zeros((BM,), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    for split in range(splits):
+        total += tl.load(bias_parts + tl.cast(split, tl.int64) * N + rows, mask=live, other=0.0)
+    scale = tl.full((BM,), 1.0, tl.float32)
+    if gamma is not None:
+        scale = tl.load(gamma + rows, mask=live, other=0.0).to(tl.float32)
+    for start in range(0, K, BN):
+        columns = start + tl.arange(0, BN)
+        mask = live[:, None] & (columns < K)[None, :]
+        at = rows.to(tl.int64)[:, None] * K + columns[None, :]
+        sums = tl.zeros((BM, BN), tl.float32)
+        for split in range(splits):
+            sums += tl.load(parts + tl.cast(split, tl.int64) * N * K + at, mask=mask, other=0.0)
+        if dgamma is not None:
+            w = tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
+            dot += tl.sum(sums * w, 1)
+        sums *= scale[:, None]
+        tl.store(dweight + at, sums.to(dweight.dtype.element_ty), mask=mask)
+    if dgamma is not None:
+        if bias is not None:
+            dot += total * tl.load(bias + rows, mask=live, other=0.0).to(tl.float32)
+        tl.store(dgamma + rows, dot.to(dgamma.dtype.element_ty), mask=live)
+    if dbias is not None:
+        tl.store(dbias + rows, (total * scale).to(dbias.dtype.element_ty), mask=live)
+
+
+def input_gradient(
+    grad: Tensor,
+    weight: Tensor,
+    gamma: Tensor | None,
+    dtype: torch.dtype | None = None,
+    pre: Tensor | None = None,
+    activation: str = "none",
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """(gamma * grad) weight, (M, K) in `dtype` (weight's if None).
+
+    With `pre` (M, K): the gradient before dropout(activation(pre)), and that `hidden` itself.
+    """
+    (grad, grad_stride), weight = gemm.rows_of(grad), weight.contiguous()
+    (M, N), K = grad.shape, weight.shape[1]
+    dx = grad.new_empty(M, K, dtype=dtype or weight.dtype)
+    hidden = None if pre is None else torch.empty_like(dx)
+    row = gemm.row_for("input_gradient", weight, M=M)
+    launch.launch(
+        input_gradient_kernel, gemm.tiles(M, K, row), row, ("dx", "hidden"),
+        grad=grad, weight=weight, gamma=gamma, pre=pre, dx=dx, hidden=hidden,
+        seed=seed if dropout_p else None, M=M, N=N, K=K, grad_stride=grad_stride,
+        limit=philox.threshold(dropout_p), keep_scale=philox.scale(dropout_p),
+        ACTIVATION=activation, EVEN=gemm.even(N, row) and K % row.blocks["BN"] == 0,
+        QUADS=K % 4 == 0, PRECISION=gemm.precision_of(weight),
+    )  # fmt: skip
+    return dx if pre is None else (dx, hidden)
+
+
+def weight_gradient(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gamma: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(dweight, dbias, dgamma) of gamma * (x weight^T + bias); None for what the layer lacks."""
+    (grad, grad_stride), (x, x_stride) = gemm.rows_of(grad), gemm.rows_of(x)
+    weight = weight.contiguous()
+    (M, N), K = grad.shape, x.shape[1]
+    row = gemm.row_for("weight_gradient", weight)
+    (blocks,) = gemm.tiles(N, K, row)
+    step = row.blocks["BK"]
+    splits = max(1, min(launch.cdiv(PROGRAMS, max(1, blocks)), launch.cdiv(M, 4 * step)))
+    rows_each = launch.cdiv(launch.cdiv(M, splits), step) * step
+    parts = grad.new_empty(splits, N, K, dtype=torch.float32)
+    bias_parts = grad.new_empty(splits, N, dtype=torch.float32)
+    launch.launch(
+        weight_gradient_kernel, (blocks, splits), row, ("parts", "bias_parts"),
+        grad=grad, x=x, weight=weight, parts=parts, bias_parts=bias_parts, M=M, N=N,
+        K=K, grad_stride=grad_stride, x_stride=x_stride, rows_each=rows_each,
+        PRECISION=gemm.precision_of(weight),
+    )  # fmt: skip
+    dweight = torch.empty_like(weight)
+    dbias, dgamma = (None if t is None else torch.empty_like(t).contiguous() for t in (bias, gamma))
+    row = gemm.row_for("join_gradients", weight)
+    launch.launch(
+        join_gradients_kernel, (launch.cdiv(N, row.blocks["BM"]),), row,
+        ("dweight", "dbias", "dgamma"),
+        parts=parts, bias_parts=bias_parts, weight=weight, bias=bias, gamma=gamma, dweight=dweight,
+        dbias=dbias, dgamma=dgamma, N=N, K=K, splits=splits,
+    )  # fmt: skip
+    return dweight, dbias, dgamma

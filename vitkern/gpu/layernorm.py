@@ -1,0 +1,199 @@
+"""layernorm: one read and one write of x; a program holds BM whole rows in registers.
+
+The backward reads grad and x once; each program leaves its rows' share of the gradients of weight
+and bias in a partial buffer, which a second launch sums in a fixed order. Before a Linear it writes
+the normalised rows as well, for the gradient of the Linear's weight.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import configs, launch
+from .gemm import rows_of
+from .moments import store as store_moments
+from .sums import sum_parts
+
+ROWS = 64  # of one backward program: D * 8 bytes of partial sums for every 64 rows of x and grad
+
+
+@triton.jit(do_not_specialize=["M"])
+def layernorm_forward(
+    x,  # (M, D) by rows
+    weight,  # (D,) or None
+    bias,  # (D,) or None
+    y,  # (M, D), or None: the statistics alone
+    stats,  # (M, 2) fp32 mean and 1 / sqrt(var + eps), or None
+    moments,  # (1, M, 2) fp32: those of y, for the LayerNorm that follows (moments.py), or None
+    M, D, x_stride, eps,
+    BM: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    columns = tl.arange(0, BD)
+    live, inside = rows < M, columns < D
+    mask = live[:, None] & inside[None, :]
+    at = rows[:, None] * x_stride + columns[None, :]
+    rows_in = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)  # (BM, BD)
+    mean = tl.sum(rows_in, 1) / D
+    away = tl.where(inside[None, :], rows_in - mean[:, None], 0.0)
+    rstd = tl.math.rsqrt(tl.sum(away * away, 1) / D + eps)
+    if stats is not None:
+        tl.store(stats + rows * 2, mean, mask=live)
+        tl.store(stats + rows * 2 + 1, rstd, mask=live)
+    if y is not None:
+        out = away * rstd[:, None]
+        if weight is not None:
+            out *= tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if bias is not None:
+            out += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+        out = out.to(y.dtype.element_ty)
+        tl.store(y + rows[:, None] * D + columns[None, :], out, mask=mask)
+        if moments is not None:
+            store_moments(moments, 0, rows, live, out, columns, M, D, BD)
+
+
+@triton.jit(do_not_specialize=["M"])
+def layernorm_backward(
+    grad,  # (M, D) by rows: of y
+    x,  # (M, D) by rows
+    stats,  # (M, 2)
+    weight,  # (D,) or None
+    bias,  # (D,) or None
+    residual,  # (M, D) by rows, added to dx, or None
+    dx,  # (M, D)
+    h,  # (M, D): layernorm(x), or None
+    parts,  # (2, programs, D) fp32: shares of dweight and dbias, or None
+    M, D, grad_stride, x_stride, residual_stride,
+    BM: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, BD)
+    inside = columns < D
+    if weight is not None:
+        scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+    dweight = tl.zeros((BD,), tl.float32)
+    dbias = tl.zeros((BD,), tl.float32)
+    for start in range(0, ROWS, BM):
+        rows = tl.program_id(0).to(tl.int64) * ROWS + start + tl.arange(0, BM)
+        live = rows < M
+        mask = live[:, None] & inside[None, :]
+        g = tl.load(grad + rows[:, None] * grad_stride + columns[None, :], mask=mask, other=0.0)
+        g = g.to(tl.float32)  # (BM, BD)
+        rows_in = tl.load(x + rows[:, None] * x_stride + columns[None, :], mask=mask, other=0.0)
+        mean = tl.load(stats + rows * 2, mask=live, other=0.0)[:, None]
+        rstd = tl.load(stats + rows * 2 + 1, mask=live, other=0.0)[:, None]
+        xhat = tl.where(mask, (rows_in.to(tl.float32) - mean) * rstd, 0.0)
+        if parts is not None:
+            dweight += tl.sum(g * xhat, 0)
+            dbias += tl.sum(g, 0)
+        if h is not None:
+            normal = xhat
+            if weight is not None:
+                normal *= scale
+            if bias is not None:
+                normal += shift
+            at = h + rows[:, None] * D + columns[None, :]
+            tl.store(at, normal.to(h.dtype.element_ty), mask=mask)
+        if weight is not None:
+            g *= scale
+        out = rstd * (g - (tl.sum(g, 1) / D)[:, None] - xhat * (tl.sum(g * xhat, 1) / D)[:, None])
+        if residual is not None:
+            at = residual + rows[:, None] * residual_stride + columns[None, :]
+            out += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        at = dx + rows[:, None] * D + columns[None, :]
+        tl.store(at, out.to(dx.dtype.element_ty), mask=mask)
+    if parts is not None:
+        program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+        tl.store(parts + program * D + columns, dweight, mask=inside)
+        tl.store(parts + (programs + program) * D + columns, dbias, mask=inside)
+
+
+def forward(n, results, x, weight, bias, eps, save) -> None:
+    y, stats = results
+    normalise(x, weight, bias, y, eps, stats if save else None)
+
+
+def row_stats(x: Tensor, eps: float, stats: Tensor | None = None) -> Tensor:
+    """Mean and 1 / sqrt(var + eps) of each row: (M, 2) fp32, into `stats` if given."""
+    if stats is None:
+        stats = x.new_empty(x.shape[:-1].numel(), 2, dtype=torch.float32)
+    normalise(x, None, None, None, eps, stats)
+    return stats
+
+
+def normalise(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    y: Tensor | None,
+    eps: float,
+    stats: Tensor | None = None,
+    moments: Tensor | None = None,
+) -> None:
+    """y = layernorm(x); the statistics of x and the moments of y (in one part) where asked for."""
+    x, x_stride = rows_of(x)
+    M, D = x.shape
+    if not D:
+        return
+    row = _row("layernorm_forward", x)
+    launch.launch(
+        layernorm_forward, (launch.cdiv(M, row.blocks["BM"]),), row, ("y", "stats", "moments"),
+        x=x, weight=weight, bias=bias, y=y, stats=stats, moments=moments, M=M, D=D,
+        x_stride=x_stride, eps=eps, BD=block(D),
+    )  # fmt: skip
+
+
+def _row(kernel: str, x: Tensor) -> configs.Row:
+    bits = 8 * x.element_size()
+    return configs.pick(kernel, launch.arch_of(x), bits, D=x.shape[-1])
+
+
+def block(D: int) -> int:
+    """Columns that a program holds: a whole row."""
+    return max(16, triton.next_power_of_2(D))
+
+
+def backward(grad, args, saved, needs) -> list[Tensor]:
+    x, weight, bias, _, _ = args
+    grads = norm_backward(grad, x, saved[0], weight, bias, needs, ("x", "weight", "bias"))
+    return [grads[name] for name in ("x", "weight", "bias") if name in needs]
+
+
+def norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    needs: frozenset[str],
+    names: tuple[str, str, str],
+    residual: Tensor | None = None,
+    h: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Gradients of x, weight and bias of layernorm(x), by `names`; x's always, others in needs.
+
+    `residual` (in x's shape) is added to dx; layernorm(x) itself is written into `h` if given.
+    """
+    dx = x.new_empty(x.shape)
+    (grad, grad_stride), (x, x_stride) = rows_of(grad), rows_of(x)
+    residual, residual_stride = (None, 0) if residual is None else rows_of(residual)
+    M, D = x.shape
+    programs = launch.cdiv(M, ROWS)
+    vectors = {n: v for n, v in zip(names[1:], (weight, bias), strict=True) if n in needs}
+    parts = x.new_empty(2, programs, D, dtype=torch.float32) if vectors else None
+    row = _row("layernorm_backward", x)
+    launch.launch(
+        layernorm_backward, (programs,), row, ("dx", "h", "parts"),
+        grad=grad, x=x, stats=stats, weight=weight, bias=None if h is None else bias,
+        residual=residual, dx=dx, h=h, parts=parts, M=M, D=D, grad_stride=grad_stride,
+        x_stride=x_stride, residual_stride=residual_stride, BD=block(D), ROWS=ROWS,
+    )  # fmt: skip
+    grads = {names[0]: dx}
+    for name, vector in vectors.items():
+        part = parts[names.index(name) - 1]
+        grads[name] = sum_parts(part, torch.empty_like(vector).contiguous())
+    return grads

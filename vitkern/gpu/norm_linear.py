@@ -1,0 +1,183 @@
+"""norm_linear: LayerNorm in a GEMM's prologue, bias, activation and dropout in its epilogue.
+
+Two kernels. As an operator: one pass over x for the row statistics, then the product, whose x is
+normalised on its way to the tensor cores. In a plan (inference) LayerNorm is folded into the
+product, y = rstd (x W'^T - mean rowsum(W')) + b' with W' = W gamma and b' = b + W beta, and the
+moments come from the kernel that wrote x: no pass and no prologue at all.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import gemm, launch, moments, philox
+from .activations import activate
+from .elementwise import activation_gradient
+from .gemm_backward import input_gradient, weight_gradient
+from .layernorm import norm_backward, row_stats
+
+
+@triton.jit(do_not_specialize=["M", "limit"])
+def norm_linear_forward(
+    x,  # (M, K) by rows
+    stats,  # (M, 2) fp32: mean, rstd
+    norm_weight,  # (K,)
+    norm_bias,  # (K,)
+    weight,  # (N, K)
+    bias,  # (N,) or None
+    y,  # (M, N)
+    pre,  # (M, N) before the activation, or None
+    seed,  # (1,) int64: dropout after the activation, or None
+    M, N, K, x_stride, limit, keep_scale,
+    ACTIVATION: tl.constexpr, EVEN: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    block_m, block_n = gemm.tile_of(tl.program_id(0), M, N, BM, BN, GROUP)
+    rows, columns = block_m * BM + tl.arange(0, BM), block_n * BN + tl.arange(0, BN)
+    out = gemm.normalised_product(
+        x, stats, norm_weight, norm_bias, weight, rows, columns, M, N, K, x_stride,
+        EVEN, PRECISION, BM, BN, BK,
+    )  # fmt: skip
+    if bias is not None:
+        out += gemm.channel(bias, columns, N)
+    at = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    if pre is not None:
+        tl.store(pre + at, out.to(pre.dtype.element_ty), mask=mask)
+    out = activate(out, ACTIVATION)
+    if seed is not None:
+        kept = philox.keep_tile(seed, rows, block_n * BN, N, limit, philox.HIDDEN, BN, QUADS)
+        out = tl.where(kept, out * keep_scale, 0.0)
+    tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["M"])
+def folded_linear_forward(
+    x,  # (M, K) by rows
+    parts,  # (ceil(K / PART), M, 2) fp32: moments of x
+    weight,  # (N, K): W gamma
+    sums,  # (N,) fp32: row sums of it, as it is stored
+    bias,  # (N,) fp32: b + W beta
+    y,  # (M, N)
+    M, N, K, x_stride, eps,
+    PART: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    block_m, block_n = gemm.tile_of(tl.program_id(0), M, N, BM, BN, GROUP)
+    rows, columns = block_m * BM + tl.arange(0, BM), block_n * BN + tl.arange(0, BN)
+    out = gemm.product(
+        x, weight, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK
+    )  # fmt: skip
+    mean, rstd = moments.load(parts, rows, rows < M, M, K, eps, PART)
+    out = rstd[:, None] * (out - mean[:, None] * gemm.channel(sums, columns, N))
+    out = activate(out + gemm.channel(bias, columns, N), ACTIVATION)
+    at = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
+
+
+def forward(n, results, x, norm_weight, norm_bias, weight, bias, activation, eps, save) -> None:
+    y, stats, pre = results
+    stats = row_stats(x, eps, stats if save else None)
+    keep_pre = save and activation != "none"
+    normalised_linear(
+        x, stats, norm_weight, norm_bias, weight, bias, y, pre if keep_pre else None, activation
+    )
+
+
+def normalised_linear(
+    x: Tensor,
+    stats: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    pre: Tensor | None,
+    activation: str,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> None:
+    """y = dropout(activation(pre)), pre = layernorm(x) weight^T + bias, for known statistics."""
+    (x, x_stride), weight = gemm.rows_of(x), weight.contiguous()
+    (M, K), N = x.shape, weight.shape[0]
+    row = gemm.row_for("norm_linear", weight, M=M)
+    launch.launch(
+        norm_linear_forward, gemm.tiles(M, N, row), row, ("y", "pre"),
+        x=x, stats=stats, norm_weight=norm_weight.contiguous(), norm_bias=norm_bias.contiguous(),
+        weight=weight, bias=bias, y=y, pre=pre, seed=seed if dropout_p else None, M=M, N=N, K=K,
+        x_stride=x_stride, limit=philox.threshold(dropout_p), keep_scale=philox.scale(dropout_p),
+        ACTIVATION=activation, EVEN=gemm.even(K, row), QUADS=N % 4 == 0,
+        PRECISION=gemm.precision_of(weight),
+    )  # fmt: skip
+
+
+def fold(
+    norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(W gamma in weight's dtype, its row sums, b + W beta) of folded_linear; sums in float64."""
+    wide = weight.double()
+    scaled = (wide * norm_weight.double()).to(weight.dtype).contiguous()
+    shift = wide @ norm_bias.double()
+    if bias is not None:
+        shift = shift + bias.double()
+    return scaled, scaled.double().sum(1).float(), shift.float()
+
+
+def folded_linear(
+    x: Tensor,
+    parts: Tensor,
+    part_width: int,
+    weight: Tensor,
+    sums: Tensor,
+    bias: Tensor,
+    y: Tensor,
+    activation: str,
+    eps: float,
+) -> None:
+    """y (M, N) of x (M, K) by rows, whose moments its writer left (see the file's header)."""
+    x, x_stride = gemm.rows_of(x)
+    (M, K), N = x.shape, weight.shape[0]
+    row = gemm.row_for("folded_linear", weight, M=M)
+    launch.launch(
+        folded_linear_forward, gemm.tiles(M, N, row), row, ("y",),
+        x=x, parts=parts, weight=weight, sums=sums, bias=bias, y=y, M=M, N=N, K=K,
+        x_stride=x_stride, eps=eps, PART=part_width, ACTIVATION=activation, EVEN=gemm.even(K, row),
+        PRECISION=gemm.precision_of(weight),
+    )  # fmt: skip
+
+
+def backward(grad, args, saved, needs) -> list[Tensor]:
+    x, norm_weight, norm_bias, weight, bias, activation, _, _ = args
+    stats, pre = saved
+    dpre = grad if activation == "none" else activation_gradient(grad, pre, activation)
+    names = ("x", "norm_weight", "norm_bias", "weight", "bias")
+    grads = normalised_linear_backward(
+        dpre, x, stats, norm_weight, norm_bias, weight, bias, needs, names
+    )
+    return [grads[name] for name in names if name in needs]
+
+
+def normalised_linear_backward(
+    dpre: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    needs: frozenset[str],
+    names: tuple[str, str, str, str, str],
+    residual: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Gradients of layernorm(x) weight^T + bias, by `names`; `residual` is added to dx."""
+    linear = needs & set(names[3:])
+    h = x.new_empty(x.shape, dtype=weight.dtype) if linear else None
+    dh = input_gradient(dpre, weight, None)
+    grads = norm_backward(dh, x, stats, norm_weight, norm_bias, needs, names[:3], residual, h)
+    if linear:
+        dweight, dbias, _ = weight_gradient(dpre, h, weight, bias, None)
+        grads |= {names[3]: dweight, names[4]: dbias}
+    return grads

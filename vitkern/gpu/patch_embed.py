@@ -1,0 +1,188 @@
+"""patch_embed in one launch: a GEMM whose left factor is gathered from the image as it is.
+
+y[b, T + n] = W unfold(pixels)[b, n] + bias + position[n], y[b, :T] = prefix. A program computes BM
+patches times BN channels and walks along a patch's P pixels in steps of BK; the programs after the
+last tile copy the prefix. Reads the image once from memory (column tiles run side by side and meet
+in L2), W from L2, and writes y once; with `moments` also its rows' statistics, so that the first
+LayerNorm needs no pass.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import gemm, launch, philox, pixels
+from .moments import store as store_moments
+from .patch_embed_backward import backward
+
+__all__ = ["backward", "embed", "forward", "part_width"]
+
+# Beyond so many patches a filter bank that lies in another order than the pixels is reordered
+# first (a launch, two passes over W) instead of gathered by every row of tiles.
+REORDER_ROWS = 4096
+
+
+@triton.jit
+def _product(
+    image, weight, mean, std, rows, columns, N, GX, D, b_stride, c_stride, y_stride, x_stride,
+    C: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, ORDER: tl.constexpr,
+    GATHER: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """pixels[rows] weight[columns]^T in fp32, (BM, BN)."""
+    P: tl.constexpr = C * PY * PX
+    first = pixels.first_pixel(rows, N, GX, b_stride, y_stride, x_stride, C, PY, PX, ORDER)
+    filters = weight + tl.minimum(columns, D - 1).to(tl.int64)[:, None] * P
+    sums = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, P, BK):
+        k = start + tl.arange(0, BK)
+        at, channel = pixels.pixel_of(k, c_stride, y_stride, x_stride, C, PY, PX, ORDER)
+        x_at = image + (first[:, None] + at[None, :])
+        w_at = filters + (pixels.in_filter(k, C, PY, PX, ORDER) if GATHER else k)[None, :]
+        if P % BK == 0:
+            x, w = tl.load(x_at), tl.load(w_at)
+        else:
+            live = (k < P)[None, :]
+            x, w = tl.load(x_at, mask=live, other=0), tl.load(w_at, mask=live, other=0)
+        if ORDER != "pixels" and (PY * PX) % BK == 0:  # a step stays in one plane
+            x = pixels.numbers(x, start // (PY * PX), mean, std, w.dtype)
+        else:
+            x = pixels.numbers(x, channel[None, :], mean, std, w.dtype)
+        x, w = gemm.rounded(x, PRECISION), gemm.rounded(w, PRECISION)
+        sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit
+def _finish(
+    out, y, moments, seed, rows, live, columns, part, M, D, limit, scale,
+    QUADS: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Dropout, then the tile's place in y, and what the first LayerNorm wants to know of it."""
+    if seed is not None:
+        kept = philox.keep_tile(seed, rows, part * BN, D, limit, philox.ELEMENTS, BN, QUADS)
+        out = tl.where(kept, out * scale, 0.0)
+    out = out.to(y.dtype.element_ty)
+    at = y + rows.to(tl.int64)[:, None] * D + columns[None, :]
+    tl.store(at, out, mask=live[:, None] & (columns < D)[None, :])
+    if moments is not None:
+        store_moments(moments, part, rows, live, out, columns, M, D, BN)
+
+
+@triton.jit(do_not_specialize=["B", "N", "GX", "T", "limit"])
+def patch_embed_forward(
+    image,  # (B, C, Y, X) by strides
+    weight,  # (D, P), as flattened filters or (GATHER off) in the order of a row's pixels
+    bias,  # (D,) or None
+    prefix,  # (T, D) by rows, or None
+    position,  # (N, D) by rows, or None
+    mean, std,  # (C,) or None
+    seed,  # (1,) or None: no dropout
+    y,  # (B, T + N, D)
+    moments,  # (parts, B * (T + N), 2) fp32, or None
+    B, N, GX, T, D, b_stride, c_stride, y_stride, x_stride, prefix_stride, position_stride,
+    limit, scale,
+    C: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, ORDER: tl.constexpr,
+    GATHER: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    parts = tl.cdiv(D, BN)
+    block, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    columns = part * BN + tl.arange(0, BN)
+    inside = (columns < D)[None, :]
+    S = T + N
+    blocks = tl.cdiv(B * N, BM)
+    if block < blocks:
+        rows = block * BM + tl.arange(0, BM)
+        live = rows < B * N
+        rows = tl.minimum(rows, B * N - 1)  # reads stay unconditional, the store is masked
+        out = _product(
+            image, weight, mean, std, rows, columns, N, GX, D,
+            b_stride, c_stride, y_stride, x_stride,
+            C, PY, PX, ORDER, GATHER, PRECISION, BM, BN, BK,
+        )  # fmt: skip
+        b, n, _, _ = pixels.patch_of(rows, N, GX)
+        if bias is not None:
+            out += gemm.channel(bias, columns, D)
+        if position is not None:
+            at = position + n.to(tl.int64)[:, None] * position_stride + columns[None, :]
+            out += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        rows = b * S + T + n
+        _finish(out, y, moments, seed, rows, live, columns, part, B * S, D, limit, scale, QUADS, BN)
+    elif prefix is not None:
+        rows = (block - blocks) * BM + tl.arange(0, BM)
+        live = rows < B * T
+        rows = tl.minimum(rows, B * T - 1)
+        at = prefix + (rows % T).to(tl.int64)[:, None] * prefix_stride + columns[None, :]
+        out = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        rows = (rows // T) * S + rows % T
+        _finish(out, y, moments, seed, rows, live, columns, part, B * S, D, limit, scale, QUADS, BN)
+
+
+def part_width(weight: Tensor, rows: int) -> int:
+    """Columns of y behind one entry of `moments`, for an image of `rows` patches in all."""
+    return gemm.row_for("patch_embed_forward", weight, M=rows).blocks["BN"]
+
+
+def _filters(weight: Tensor, order: str, rows: int) -> tuple[Tensor, bool]:
+    """The filters, and whether they have to be gathered into the order of the image's pixels."""
+    if order != "pixels":
+        return weight.contiguous(), False
+    last = weight.permute(0, 2, 3, 1)
+    if last.is_contiguous() or rows > REORDER_ROWS:
+        return last.contiguous(), False
+    return weight.contiguous(), True
+
+
+def embed(
+    y: Tensor,
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    prefix: Tensor | None,
+    position: Tensor | None,
+    mean: Tensor | None,
+    std: Tensor | None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    moments: Tensor | None = None,
+) -> None:
+    """patch_embed into y (B, S, D), and its rows' statistics into `moments`, if given.
+
+    moments is (ceil(D / W), B * S, 2) fp32 with W = part_width(weight, B * N); see gpu/moments.py.
+    Channels-last images want channels-last filters (weight.to(memory_format=torch.channels_last)),
+    which a plan keeps; others are brought into order here.
+    """
+    (D, _, py, px), B = weight.shape, image.shape[0]
+    seen = pixels.arguments(image, py, px)
+    T = 0 if prefix is None else prefix.shape[0]
+    M = B * seen["N"]
+    weight, gather = _filters(weight, seen["ORDER"], M)
+    row = gemm.row_for("patch_embed_forward", weight, M=M)
+    blocks = launch.cdiv(M, row.blocks["BM"]) + launch.cdiv(B * T, row.blocks["BM"])
+    (prefix, prefix_stride), (position, position_stride) = map(_rows, (prefix, position))
+    launch.launch(
+        patch_embed_forward, (blocks * launch.cdiv(D, row.blocks["BN"]),), row, ("y", "moments"),
+        **seen, weight=weight, bias=_vector(bias), prefix=prefix, position=position,
+        mean=_vector(mean), std=_vector(std), seed=seed if dropout_p else None, y=y,
+        moments=moments, B=B, T=T, D=D, prefix_stride=prefix_stride,
+        position_stride=position_stride, limit=philox.threshold(dropout_p),
+        scale=philox.scale(dropout_p), GATHER=gather,
+        QUADS=bool(dropout_p) and D % 4 == 0, PRECISION=gemm.precision_of(weight),
+    )  # fmt: skip
+
+
+def _rows(t: Tensor | None) -> tuple[Tensor | None, int]:
+    return (None, 0) if t is None or not t.numel() else gemm.rows_of(t)
+
+
+def _vector(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.contiguous()
+
+
+def forward(n, results, image, weight, bias, prefix, position, mean, std, dropout_p, seed) -> None:
+    embed(
+        results[0], image, weight, bias, prefix, position, mean, std, dropout_p=dropout_p, seed=seed
+    )
