@@ -1,6 +1,6 @@
-// The Python face of the native backend: names, pointers and sizes. No arithmetic here; the only
-// file that knows pybind11. Tensors come as addresses (0 is null), which vitkern/cpu.py and
-// vitkern/engine.py have checked.
+// The Python face of the native backend: names, pointers and sizes. No arithmetic here; only this
+// file and cuda/bindings.cpp know pybind11. Tensors come as addresses (0 is null), which
+// vitkern/cpu.py and vitkern/engine.py have checked.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #if defined(_OPENMP)
@@ -10,6 +10,7 @@
 #include "cpu/arena.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/engine.hpp"
+#include "cuda/bindings.hpp"
 
 namespace py = pybind11;
 
@@ -146,7 +147,8 @@ py::dict features() {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "vitkern's native CPU kernels; use vitkern.ops and vitkern.ViT instead.";
+  m.doc() =
+      "vitkern's native CPU kernels and its GPU launcher; use vitkern.ops and vitkern.ViT instead.";
   py::enum_<DType>(m, "DType")
       .value("f32", DType::f32)
       .value("bf16", DType::bf16)
@@ -210,4 +212,6 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("classes", &Engine::classes)
       .def_property_readonly("packed_bytes", &Engine::packed_bytes)
       .def_property_readonly("isa", [](const Engine& e) { return isa_name(e.isa()); });
+
+  cuda::bind(m);
 }

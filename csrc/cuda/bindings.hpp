@@ -1,0 +1,8 @@
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace vitkern::cuda {
+
+void bind(pybind11::module_& m);  // Driver, Kernel, Plan, Slot, DriverError and runs_on
+
+}  // namespace vitkern::cuda

@@ -1,0 +1,94 @@
+// One compiled kernel on one device, and a call that starts it after checking everything that the
+// binary was promised.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "driver.hpp"
+
+namespace vitkern::cuda {
+
+enum class Type { pointer, i32, i64, fp32 };
+Type type_named(const std::string& name);  // "*bf16", "i32", ...; throws std::invalid_argument
+
+// Whether a binary for one architecture runs on a device of another ("sm_80", "sm_86").
+bool runs_on(const std::string& binary, const std::string& device);
+
+struct Parameter {
+  std::string name, type_name;
+  Type type;
+  bool divisible;  // the binary relies on a multiple of kAlignment
+};
+
+constexpr int64_t kAlignment = 16;  // bytes of a pointer, units of an integer
+// Triton's kernels take two pointers more than their source says: memory for all blocks together
+// and for its profiler. Binaries that need either are refused, so both are null.
+constexpr size_t kScratchPointers = 2;
+constexpr size_t kMaxParameters = 64;  // with those two
+
+// A pointer that is known when a plan runs: the slot's, plus an offset in bytes.
+struct Slot {
+  int64_t index, offset;
+};
+using Value = std::variant<int64_t, double, Slot>;  // pointers are integers
+using Grid = std::array<int64_t, 3>;
+
+// What the manifest says of a binary.
+struct Specification {
+  std::string name, arch;  // the kernel's symbol; "sm_80"
+  int num_warps, warp_size, shared;
+  std::vector<Parameter> parameters;
+};
+
+// Checks left out, so that tests can show that the driver behind them objects too.
+struct Skip {
+  bool arch = false, layout = false, values = false, shared = false;
+};
+
+// One parameter in each 8 bytes, scratch pointers last: what kernelParams' pointers point to.
+using Cells = std::array<uint64_t, kMaxParameters>;
+struct Packed {
+  Cells cells{};
+  std::vector<std::pair<size_t, Slot>> slots;  // parameter, its slot
+};
+
+class Kernel {
+ public:
+  Kernel(std::shared_ptr<Driver> driver, int device, std::string_view image,
+         const Specification& specification, Skip skip);
+
+  // Throws std::invalid_argument for a grid or a value that the binary was not compiled for, before
+  // anything is started. Callable from several threads at once.
+  void launch(const Grid& grid, Handle stream, const std::vector<Value>& values) const;
+
+  // The two halves of launch, for plans: `start` wants the device current and checks nothing.
+  Packed pack(const Grid& grid, const std::vector<Value>& values) const;
+  void start(const Grid& grid, Handle stream, Cells& cells) const;
+  void check_pointer(size_t parameter, int64_t address) const;
+
+  const std::shared_ptr<Driver>& driver() const { return driver_; }
+  const Device& device() const { return device_; }
+  const Specification& specification() const { return spec_; }
+  size_t parameters() const { return spec_.parameters.size() + kScratchPointers; }
+
+ private:
+  void check_arch() const;
+  void check_layout() const;
+  void check_grid(const Grid& grid) const;
+  uint64_t cell(size_t parameter, const Value& value) const;
+  [[noreturn]] void refuse(const std::string& what) const;
+  std::string where() const;
+
+  std::shared_ptr<Driver> driver_;
+  const Device& device_;
+  Specification spec_;
+  Skip skip_;
+  Handle function_ = nullptr;
+};
+
+}  // namespace vitkern::cuda

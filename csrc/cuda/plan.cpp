@@ -1,0 +1,38 @@
+#include "plan.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace vitkern::cuda {
+
+void Plan::add(std::shared_ptr<const Kernel> kernel, const Grid& grid,
+               const std::vector<Value>& values) {
+  if (frozen_) throw std::invalid_argument("vitkern: a plan that has run cannot be added to");
+  if (!steps_.empty() && (kernel->driver() != steps_[0].kernel->driver() ||
+                          kernel->device().ordinal != steps_[0].kernel->device().ordinal))
+    throw std::invalid_argument("vitkern: all kernels of a plan must be on one device");
+  Packed packed = kernel->pack(grid, values);
+  for (const auto& [parameter, slot] : packed.slots)
+    slots_ = std::max(slots_, static_cast<size_t>(slot.index) + 1);
+  steps_.push_back({std::move(kernel), grid, std::move(packed)});
+}
+
+void Plan::run(Handle stream, const std::vector<int64_t>& slots) const {
+  if (slots.size() != slots_)
+    throw std::invalid_argument("vitkern: the plan has " + std::to_string(slots_) + " slots, not " +
+                                std::to_string(slots.size()));
+  for (const Step& step : steps_)
+    for (const auto& [parameter, slot] : step.packed.slots)
+      step.kernel->check_pointer(parameter, slots[slot.index] + slot.offset);
+  if (steps_.empty()) return;
+  const Current current(*steps_[0].kernel->driver(), steps_[0].kernel->device());
+  for (const Step& step : steps_) {
+    Cells cells = step.packed.cells;  // a copy of this call's own: others may run at the same time
+    for (const auto& [parameter, slot] : step.packed.slots)
+      cells[parameter] = static_cast<uint64_t>(slots[slot.index] + slot.offset);
+    step.kernel->start(step.grid, stream, cells);
+  }
+}
+
+}  // namespace vitkern::cuda
