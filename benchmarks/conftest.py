@@ -7,12 +7,18 @@ import os
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from benchmarks import machine, rows
+from benchmarks.gpu import device as gpu_device
+from benchmarks.gpu.cases import Selection
+from benchmarks.gpu.cases import cases as gpu_cases
+from benchmarks.gpu.publish import destination, publish
 from vitkern import cpu
+from vitkern.cli.bench import GPU_OPTIONS
 from vitkern.cli.machine import describe, let_torch_run_bf16
 from vitkern.cli.timing import LONG_CALL_S, Turns
 
@@ -38,6 +44,17 @@ LOAD = pytest.StashKey[float]()
 WRITTEN = pytest.StashKey[dict]()  # file -> how many rows
 
 
+class Gpu(NamedTuple):
+    """The device of --device, and what of its suite is run."""
+
+    device: gpu_device.Device
+    selection: Selection
+
+
+GPU = pytest.StashKey[Gpu]()
+SAID = pytest.StashKey[list]()  # lines about the files of a GPU's run
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("vitkern benchmarks")
     group.addoption(
@@ -52,7 +69,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also sweeps over batch, threads and image size, and memory: eight minutes more",
     )
     group.addoption(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="cpu (default), or cuda, cuda:1 (ROCm's too), which runs test_gpu.py and no other",
+    )
+    for option, settings in GPU_OPTIONS.items():
+        group.addoption(option, **settings)
+    group.addoption(
         "--results",
+        "--output",
         type=pathlib.Path,
         metavar="FILE",
         help=f"where all rows go (default in benchmarks/results: {rows.LATEST.name} and"
@@ -68,11 +94,27 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.stash[ROWS] = []
     config.stash[LOAD] = round(os.getloadavg()[0], 2)
+    if config.getoption("--device") != "cpu":
+        try:
+            selection = Selection.of(config.option)
+            config.stash[GPU] = Gpu(gpu_device.open_device(config.getoption("--device")), selection)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """test_gpu.py for a GPU, the others for the CPU."""
+    if collection_path.parent != pathlib.Path(__file__).parent or collection_path.suffix != ".py":
+        return None
+    return (collection_path.name == "test_gpu.py") != (GPU in config.stash) or None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A benchmark module lists its cases as `cases(quick)`, each a pytest.param."""
-    if "case" in metafunc.fixturenames:
+    if "gpu" in metafunc.fixturenames:
+        selection = metafunc.config.stash[GPU].selection
+        metafunc.parametrize("case", metafunc.module.params(selection))
+    elif "case" in metafunc.fixturenames:
         metafunc.parametrize("case", metafunc.module.cases(metafunc.config.stash[MODE] == "quick"))
 
 
@@ -87,6 +129,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def working_bf16() -> None:
     let_torch_run_bf16()
+
+
+@pytest.fixture(scope="session")
+def gpu(pytestconfig: pytest.Config) -> Gpu:
+    return pytestconfig.stash[GPU]
+
+
+@pytest.fixture(scope="session")
+def gpu_rows(pytestconfig: pytest.Config) -> list[dict]:
+    """The rows that the session writes."""
+    return pytestconfig.stash[ROWS]
 
 
 @pytest.fixture
@@ -197,8 +250,26 @@ def destinations(found: list[dict]) -> dict[pathlib.Path, list[dict]]:
     return {path: these for path, these in going.items() if these}
 
 
+def finish_gpu(session: pytest.Session, found: list[dict]) -> None:
+    """All rows of a GPU go to one file, which is published when no case is missing or failed."""
+    gpu, given = session.config.stash[GPU], session.config.getoption("--results")
+    done = {
+        (row.get("of", row["kind"]), row["name"], str(row["axes"]), row["precision"])
+        for row in found
+        if row["kind"] == "skipped" or "us" in row
+    }
+    whole = session.testsfailed == 0 and len(done) == len(gpu_cases(gpu.selection))
+    path = destination(gpu.selection, whole, given)
+    session.config.stash[SAID] = publish(found, gpu.device.facts(), gpu.device, path)
+    session.config.stash[WRITTEN] = {}
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     found = session.config.stash[ROWS]
+    if GPU in session.config.stash:
+        if any("us" in row for row in found):
+            finish_gpu(session, found)
+        return
     if not found:
         return
     given = session.config.getoption("--results")
@@ -213,7 +284,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     """Every row beside eager PyTorch, and where the rows went."""
-    found = [r for r in config.stash[ROWS] if r["provider"] == "native" and "us" in r]
+    found = [r for r in config.stash[ROWS] if r.get("provider") == "native" and "us" in r]
     if WRITTEN not in config.stash:
         return
     terminalreporter.section(
@@ -221,13 +292,17 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     )
     for r in found:
         label = f"{r['name']:<26} {rows.shape_text(r['axes']):<32} {rows.precision(r):<5}"
-        terminalreporter.write_line(f"{label} {r['us']:>12.1f} us {r['ratio']:>7.2f}x")
-    if config.stash[LOAD] > BUSY:
+        speed = f"{r['ratio']:>7.2f}x" if r["ratio"] else "      –"
+        terminalreporter.write_line(f"{label} {r['us']:>12.1f} us {speed}")
+    if config.stash[LOAD] > BUSY and GPU not in config.stash:
         terminalreporter.write_line(
             f"warning: load average {config.stash[LOAD]} before the run: repeat it when quiet",
             yellow=True,
         )
+    for line in config.stash.get(SAID, []):
+        terminalreporter.write_line(line)
     for path, count in config.stash[WRITTEN].items():
         terminalreporter.write_line(f"{count} rows in {path}")
-    files = " ".join(str(path) for path in config.stash[WRITTEN])
-    terminalreporter.write_line(f"draw and tabulate them: python -m benchmarks.report {files}")
+    if config.stash[WRITTEN]:
+        files = " ".join(str(path) for path in config.stash[WRITTEN])
+        terminalreporter.write_line(f"draw and tabulate them: python -m benchmarks.report {files}")

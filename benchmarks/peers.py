@@ -41,11 +41,11 @@ def eager(spec: OpSpec, arguments: list) -> dict[str, Callable[[], object]]:
     return ways
 
 
-def timm_model(name: str):
+def timm_model(name: str, **options):
     """timm's model of this name with random weights, or None where timm cannot be imported."""
     timm_import.prepare()
     try:
         import timm
     except (ImportError, RuntimeError):
         return None
-    return timm.create_model(name).eval()
+    return timm.create_model(name, **options).eval()

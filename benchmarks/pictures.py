@@ -5,14 +5,16 @@ from __future__ import annotations
 import pathlib
 
 from benchmarks import roofline, sweeps
+from benchmarks.gpu import tables as gpu
 from benchmarks.rows import shape_text
 from benchmarks.tables import fastest_eager, groups, stamp
 from vitkern.cli import chart
 
 
 def draw(rows: list[dict], folder: pathlib.Path) -> list[pathlib.Path]:
-    """Every picture that these rows can fill."""
-    drawn = []
+    """Every picture that these rows can fill; a GPU's have their own."""
+    drawn = gpu.draw([row for row in rows if gpu.is_gpu(row)], folder)
+    rows = [row for row in rows if not gpu.is_gpu(row)]
     titles = {"model": "Whole models", "op": "Operators, each at its largest benchmark shape"}
     for kind, title in titles.items():
         found = groups(rows, kind)

@@ -10,9 +10,11 @@ import pathlib
 import sys
 
 from benchmarks import pictures, roofline, sweeps, tables
-from benchmarks.rows import LATEST, ROOT, SCALING, read
+from benchmarks.gpu import tables as gpu
+from benchmarks.rows import CUDA, LATEST, ROOT, SCALING, read
 
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+GPU_PAGE = ROOT / "docs" / "gpu.md"
 
 
 def between(text: str, name: str, body: str, path: pathlib.Path) -> str:
@@ -26,8 +28,12 @@ def between(text: str, name: str, body: str, path: pathlib.Path) -> str:
     return f"{head}{begin}\n{body}\n{end}{rest.split(end, 1)[1]}"
 
 
-def documents(rows: list[dict]) -> dict[pathlib.Path, str]:
-    """What README.md and docs/performance.md should say of these rows."""
+def documents(rows: list[dict], gpu_rows: list[dict] | None = None) -> dict[pathlib.Path, str]:
+    """What README.md and docs/performance.md should say of these rows, and of a GPU's.
+
+    A GPU's are by default those of its own results file; without one the documents say that its
+    speed is unmeasured.
+    """
     table = tables.models(rows)
     readme = between(README.read_text(), "results", table, README)
     text = between(PERFORMANCE.read_text(), "results", table, PERFORMANCE)
@@ -35,7 +41,21 @@ def documents(rows: list[dict]) -> dict[pathlib.Path, str]:
     text = between(text, "roofline", roofline.text(rows), PERFORMANCE)
     text = between(text, "scaling", sweeps.text(rows), PERFORMANCE)
     text = between(text, "memory", sweeps.memory_text(rows), PERFORMANCE)
-    return {README: readme, PERFORMANCE: text}
+    return gpu_documents({README: readme, PERFORMANCE: text}, gpu_rows)
+
+
+def gpu_documents(
+    texts: dict[pathlib.Path, str], gpu_rows: list[dict] | None
+) -> dict[pathlib.Path, str]:
+    """The same with a GPU's tables between the markers of "gpu", in each page that has them."""
+    if gpu_rows is None:
+        gpu_rows = read(CUDA) if CUDA.is_file() else []
+    pages = {README: gpu.summary, PERFORMANCE: gpu.text, GPU_PAGE: gpu.text}
+    for path, write in pages.items():
+        text = texts.get(path) or (path.read_text() if path.is_file() else "")
+        if "<!-- gpu:begin -->" in text:
+            texts[path] = between(text, "gpu", write(gpu_rows), path)
+    return texts
 
 
 def published() -> list[pathlib.Path]:
@@ -51,8 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         "results",
         nargs="*",
         type=pathlib.Path,
-        default=published(),
-        help=f"default: {LATEST.name} and {SCALING.name}",
+        help=f"default: {LATEST.name}, {SCALING.name} and {CUDA.name}, as far as they exist",
     )
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail if a table is not current"
@@ -65,12 +84,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     try:
+        given.results = given.results or [*published(), *([CUDA] if CUDA.is_file() else [])]
         rows = [row for path in given.results for row in read(path)]
         if given.pictures:
             for path in pictures.draw(rows, given.pictures):
                 print(f"drew {path}")
             return 0
-        wanted = documents(rows)
+        ours = [row for row in rows if not gpu.is_gpu(row)]
+        others = [row for row in rows if gpu.is_gpu(row)] or None
+        wanted = documents(ours, others) if ours else gpu_documents({}, others)
     except (OSError, ValueError, ImportError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

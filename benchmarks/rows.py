@@ -14,11 +14,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = pathlib.Path(__file__).parent / "results"
 LATEST = RESULTS / "latest.jsonl"  # what README and docs show
 SCALING = RESULTS / "scaling.jsonl"  # sweeps and memory, which take longer: --scaling
+CUDA = RESULTS / "cuda.jsonl"  # of a GPU: --device cuda
 PARTIAL = RESULTS / "partial.jsonl"  # what a run over a part of the suite writes; not committed
 
-# Providers that are eager PyTorch: the reference, PyTorch's own fused operator, timm's model, and
-# in rows of bf16 the reference in fp32.
-EAGER = ("torch", "torch_fused", "timm", "torch_fp32")
+# Providers that are eager PyTorch: the reference, PyTorch's own fused operator, timm's model, in
+# rows of bf16 the reference in fp32, and on a GPU each backend of scaled_dot_product_attention.
+EAGER = ("torch", "torch_fused", "timm", "torch_fp32", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
 
 PRECISION = {"float32": "fp32", "bfloat16": "bf16"}  # of an operator on such tensors
 
@@ -33,7 +34,7 @@ def row(
     dtype: str,
     provider: str,
     spread: Spread,
-    eager_us: float,
+    eager_us: float | None,
     *,
     flops: int,
     bytes_moved: int,
@@ -60,7 +61,7 @@ def row(
         "gbs": round(bytes_moved / spread.median / 1e3, 3),
         "flops": flops,
         "bytes": bytes_moved,
-        "ratio": round(eager_us / spread.median, 3),
+        "ratio": round(eager_us / spread.median, 3) if eager_us else None,
         "multiply_gflops": multiply_gflops,
     }
 

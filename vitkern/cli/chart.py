@@ -6,8 +6,22 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
-COLOURS = {"torch": "#7f7f7f", "timm": "#E69F00", "native": "#0072B2"}
-NAMES = {"torch": "PyTorch eager", "timm": "timm eager", "native": "vitkern"}
+COLOURS = {
+    "torch": "#7f7f7f",
+    "timm": "#E69F00",
+    "compile": "#009E73",
+    "compile_max": "#F0E442",
+    "native_graph": "#56B4E9",
+    "native": "#0072B2",
+}
+NAMES = {
+    "torch": "PyTorch eager",
+    "timm": "timm eager",
+    "compile": "torch.compile",
+    "compile_max": "torch.compile, max-autotune",
+    "native_graph": "vitkern in a CUDA graph",
+    "native": "vitkern",
+}
 
 
 def pyplot():

@@ -1,0 +1,286 @@
+"""Who takes turns on a GPU: vitkern, the same in a CUDA graph, eager PyTorch's ways, torch.compile.
+
+A competitor is built by a function of no argument, so that one that does not fit into memory, or
+that PyTorch does not have here, fails alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks import models, peers
+from benchmarks.gpu.cases import Case, Selection
+from benchmarks.gpu.device import PRECISIONS, Device
+from vitkern import ViT
+from vitkern.registry import REGISTRY, Error, OpSpec
+
+Build = Callable[[], Callable[[], object]]
+
+TIMM = {
+    "Ti/16": "vit_tiny_patch16_224",
+    "S/16": "vit_small_patch16_224",
+    "B/16": "vit_base_patch16_224",
+    "L/16": "vit_large_patch16_224",
+}
+SDPA = {
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+LOSS_SCALE = {"fp16": 1024.0}  # small gradients would vanish in fp16, as in any training
+
+
+class NoKernels(RuntimeError):
+    """Plain PyTorch would be timed under vitkern's name."""
+
+
+class GraphDiffers(RuntimeError):
+    """A captured forward gave other numbers than the plain one: a wrong result, not a slow one."""
+
+
+class Contest(NamedTuple):
+    """The competitors of one case, and how much work it is."""
+
+    builds: dict[str, Build]
+    flops: int
+    native_flops: int
+    bytes_moved: int
+    path: str = ""  # the one that vitkern's model takes
+    trains: bool = False
+    cold: bool = False  # whether caches are emptied before every call
+
+    def regime(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if self.trains else torch.inference_mode()
+
+
+def contest(case: Case, device: Device, selection: Selection) -> Contest:
+    make = {"op": operator, "op_train": operator, "model": forward, "train": training}[case.kind]
+    return make(case, device, selection)
+
+
+def modes(selection: Selection) -> dict[str, str]:
+    """provider -> torch.compile's mode."""
+    both = {"compile": "default", "compile_max": "max-autotune"}
+    return dict(list(both.items())[: ("", "default", "max-autotune").index(selection.compile)])
+
+
+def captured(device: Device, call: Callable[[], object], dtype: torch.dtype) -> Callable:
+    """`call` in a graph, after a look at whether a replay gives the same numbers."""
+    replay = device.graph(call)
+    plain, again = (result.detach().clone() for result in (call(), replay()))
+    off = Error.of(again, plain).worst
+    if not off <= 4 * torch.finfo(dtype).eps:
+        raise GraphDiffers(f"a CUDA graph of vitkern gives other numbers, off by {off:.1e}")
+    return replay
+
+
+# ---- Operators ----
+
+
+def sdpa(backend: SDPBackend, *arguments) -> Tensor:
+    with sdpa_kernel(backend):
+        return peers.attention(*arguments)
+
+
+def eager_ways(spec: OpSpec) -> dict[str, Callable]:
+    """Eager PyTorch's ways to compute a row of the table, each of the schema's arguments."""
+    ways: dict[str, Callable] = {"torch": spec.op.reference}
+    if spec.name in peers.FUSED:
+        ways["torch_fused"] = peers.FUSED[spec.name]
+        if spec.op.name == "attention":
+            ways |= {name: functools.partial(sdpa, kind) for name, kind in SDPA.items()}
+    return ways
+
+
+def operator(case: Case, device: Device, selection: Selection) -> Contest:
+    spec, axes = REGISTRY[case.name], dict(case.axes)
+    trains = case.kind == "op_train"
+    dtype = PRECISIONS[case.precision]
+    inputs = spec.make_inputs(axes, dtype, device=device.device)
+    names = differentiable(spec, inputs) if trains else []
+    for name in names:
+        inputs[name].requires_grad_()
+    plain, saving = (spec.arguments(inputs, save) for save in (False, trains))
+    native = spec.torch_op()
+    (shape, kind), *_ = spec.op.plan(dict(zip(spec.op.arguments, plain, strict=True))).results
+    grad = torch.randn(shape, device=device.device).to(kind) if trains else None
+
+    def call(function: Callable, arguments: list) -> Callable[[], object]:
+        def once() -> object:
+            result = function(*arguments)
+            result = result[0] if isinstance(result, tuple) else result
+            if not trains:
+                return result
+            return torch.autograd.grad(result, [inputs[n] for n in names], grad)[0]
+
+        return once
+
+    ways = eager_ways(spec)
+    builds: dict[str, Build] = {
+        name: lambda way=way: call(way, plain) for name, way in ways.items()
+    }
+    best = ways.get("torch_fused", ways["torch"])
+    for name, mode in modes(selection).items():
+        builds[name] = lambda mode=mode: call(device.compile(best, mode), plain)
+    builds["native"] = lambda: call(native, saving)
+    times = 3 if trains else 1  # the products of a backward are twice those of the forward
+    read = sum(t.numel() * t.element_size() for t in inputs.values())
+    written = math.prod(shape) * kind.itemsize
+    # A backward reads inputs and the result's gradient and writes the inputs' gradients.
+    moved = 3 * read + 2 * written if trains else read + written
+    flops = times * spec.flops(spec.sizes(axes))
+    return Contest(builds, flops, flops, moved, trains=trains, cold=True)
+
+
+def differentiable(spec: OpSpec, inputs: dict[str, Tensor]) -> list[str]:
+    return [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
+
+
+# ---- Models ----
+
+
+@functools.lru_cache(maxsize=1)
+def original(name: str, size: int, device: torch.device) -> ViT:
+    """The fp32 model whose weights all competitors have."""
+    torch.manual_seed(0)
+    return ViT(name, image_size=size, device=device).eval()
+
+
+def twin(model: ViT, path: str) -> ViT:
+    """The same model with the same parameters in memory, on another path."""
+    found = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    found.path = path
+    return found
+
+
+def timm_name(name: str) -> str:
+    """What timm calls the model; "" where it has none that is the same."""
+    return TIMM.get(name) or (name if name.startswith("vit_") else "")
+
+
+@functools.lru_cache(maxsize=1)
+def timm_original(name: str, size: int, device: torch.device) -> nn.Module:
+    """timm's fp32 model with the weights of `original`."""
+    peer = peers.timm_model(timm_name(name), img_size=size)
+    if peer is None:
+        raise ImportError("timm is not installed")
+    peer.load_state_dict(original(name, size, device).state_dict())
+    return peer.to(device)
+
+
+def timm_twin(model: ViT, name: str, size: int) -> nn.Module:
+    return copy.deepcopy(timm_original(name, size, model.device)).to(model.dtype)
+
+
+def path_of(model: ViT, image: Tensor) -> str:
+    """The next forward's, engine or fused; NoKernels where it is plain PyTorch."""
+    said = model.explain(image)
+    if said.startswith("path: reference") or "PyTorch references" in said:
+        raise NoKernels(f"vitkern has no kernels for this: {'; '.join(said.splitlines())}")
+    return said.split("\n")[0].removeprefix("path: ").split(" ")[0]
+
+
+def forward(case: Case, device: Device, selection: Selection) -> Contest:
+    batch, size = dict(case.axes)["B"], selection.image_size
+    dtype = PRECISIONS[case.precision]
+    base = original(case.name, size, device.device)
+    model = copy.deepcopy(base).to(dtype)
+    image = examples(base, batch, size)[0].to(dtype)
+
+    def call(module: Callable) -> Callable[[], object]:
+        return lambda: module(image)
+
+    def graph() -> Callable[[], object]:
+        with torch.inference_mode():
+            return captured(device, call(model), dtype)
+
+    builds: dict[str, Build] = {"torch": lambda: call(twin(model, "reference"))}
+    if timm_name(case.name):
+        builds["timm"] = lambda: call(timm_twin(model, case.name, size).eval())
+    for name, mode in modes(selection).items():
+        builds[name] = lambda mode=mode: call(device.compile(twin(model, "reference"), mode))
+    builds |= {"native_graph": graph, "native": lambda: call(model)}
+    with torch.inference_mode():
+        path = path_of(model, image)
+    flops = models.flops(base, batch, size)
+    ours = models.engine_flops(base, batch, size) if path == "engine" else flops
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    moved = weights + image.numel() * image.element_size()
+    return Contest(builds, flops, ours, moved, path)
+
+
+@dataclass
+class Step:
+    """Forward, loss and backward; the optimizer is everybody's own. Returns the loss.
+
+    fp32 parameters and 16-bit products by autocast: how ViTs are trained.
+    """
+
+    module: nn.Module
+    run: Callable  # the module, or what became of it
+    image: Tensor
+    target: Tensor
+    precision: str
+
+    def __call__(self) -> Tensor:
+        self.module.zero_grad(set_to_none=True)
+        with autocast(self.image, self.precision):
+            logits = self.run(self.image)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        loss = F.cross_entropy(wide, self.target) * LOSS_SCALE.get(self.precision, 1.0)
+        loss.backward()
+        return loss.detach()
+
+
+def autocast(image: Tensor, precision: str) -> contextlib.AbstractContextManager:
+    """To the precision's 16 bits; nothing for a float64 image, which is the truth's."""
+    dtype = PRECISIONS[precision]
+    narrow = dtype != torch.float32 and image.dtype != torch.float64
+    return torch.autocast(image.device.type, dtype, enabled=narrow)
+
+
+def examples(base: ViT, batch: int, size: int) -> tuple[Tensor, Tensor]:
+    """Seeded images and classes on the model's device."""
+    g = torch.Generator().manual_seed(1)
+    image = torch.randn(batch, 3, size, size, generator=g).to(base.device)
+    return image, torch.randint(base.config.classes, (batch,), generator=g).to(base.device)
+
+
+def training(case: Case, device: Device, selection: Selection) -> Contest:
+    batch, size = dict(case.axes)["B"], selection.image_size
+    base = original(case.name, size, device.device)
+    image, target = examples(base, batch, size)
+
+    def step(module: nn.Module, run: Callable | None = None) -> Step:
+        return Step(module.train(), run or module, image, target, case.precision)
+
+    def compiled(mode: str) -> Step:
+        module = twin(base, "reference")
+        return step(module, device.compile(module, mode))
+
+    def graph() -> Callable[[], object]:
+        return captured(device, step(copy.deepcopy(base)), torch.float32)
+
+    builds: dict[str, Build] = {"torch": lambda: step(twin(base, "reference"))}
+    if timm_name(case.name):
+        builds["timm"] = lambda: step(timm_twin(base, case.name, size))
+    for name, mode in modes(selection).items():
+        builds[name] = lambda mode=mode: compiled(mode)
+    builds |= {"native_graph": graph, "native": lambda: step(twin(base, "auto"))}
+    flops = 3 * models.flops(base, batch, size)
+    weights = sum(p.numel() * p.element_size() for p in base.parameters())
+    moved = 3 * weights + image.numel() * image.element_size()  # read twice, gradients written
+    with autocast(image, case.precision):
+        path = path_of(twin(base, "auto").train(), image)
+    return Contest(builds, flops, flops, moved, path, trains=True)

@@ -1,0 +1,221 @@
+"""Checks vitkern's numbers on the device before a time is taken: a fast wrong result is none.
+
+The truth is the reference in float64 on the same device; the yardstick is the error that PyTorch
+makes there at the same precision. Allowed is twice its worst and 1.25 times its rms error.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu import competitors
+from benchmarks.gpu.cases import Case, Selection
+from benchmarks.gpu.device import PRECISIONS, Device, computing_in, out_of_memory
+from benchmarks.rows import shape_text
+from vitkern import ViT, ViTConfig
+from vitkern.registry import REGISTRY, Error, OpSpec
+
+SLACK = (2.0, 1.25)
+CHECKED_IMAGES = 2
+TINY = ViTConfig(image_size=32, width=64, depth=1, heads=1, mlp_width=128, classes=10)
+
+
+class Verdict(NamedTuple):
+    """One check: both errors, and whether ours is within the contract."""
+
+    what: str
+    precision: str
+    torchs: Error | None
+    ours: Error | None
+    passed: bool | None  # None: could not be checked here
+    why: str = ""
+
+    def line(self) -> str:
+        if self.ours is None:
+            state = "skipped" if self.passed is None else "FAILED"
+            return f"{self.what:<64}{self.precision:<6}{state}: {self.why}"
+        state = "ok" if self.passed else "TOO LARGE"
+        errors = ("PyTorch", self.torchs), ("vitkern", self.ours)
+        said = "  ".join(f"{who} {error.worst:.1e}/{error.rms:.1e}" for who, error in errors)
+        return f"{self.what:<64}{self.precision:<6}{said}  {state}"
+
+    def row(self) -> dict[str, object]:
+        """For the results file."""
+        errors = {
+            who: None if error is None else [error.worst, error.rms]
+            for who, error in (("torch", self.torchs), ("native", self.ours))
+        }
+        kept = {"name": self.what, "precision": self.precision, "passed": self.passed}
+        return {"kind": "verified", **kept, "errors": errors, "why": self.why}
+
+
+def require_kernels(device: Device) -> None:
+    """A time of PyTorch's own operators would stand in the table under vitkern's name."""
+    model = ViT(TINY, device=device.device, dtype=torch.bfloat16).eval()
+    image = torch.zeros(1, 3, 32, 32, device=device.device, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        competitors.path_of(model, image)
+
+
+class Check(NamedTuple):
+    """What is checked; `run` gives (torch's error, ours) of each result."""
+
+    what: str
+    precision: str
+    run: Callable[[], list[tuple[Error, Error]]]
+    slack: tuple[float, float] = SLACK
+
+
+def checks(cases: Iterable[Case], device: Device, selection: Selection) -> list[Check]:
+    """Every row of the operator table and every model that the cases need, at their precisions."""
+    cases, found = list(cases), []
+    seen: set[tuple[str, str, str]] = set()
+    shapes: dict[tuple[str, str], list[dict[str, int]]] = {}
+    for case in cases:
+        key = (case.kind, case.name, case.precision)
+        if case.kind in ("op", "op_train"):
+            shapes.setdefault(key[1:], []).append(dict(case.axes))
+        elif key not in seen:
+            seen.add(key)
+            found.append(_model_check(case, device, selection))
+    if shapes:  # then also the rows of the table that are not timed: dropout, offsets, ...
+        for precision in dict.fromkeys(p for _, p in shapes):
+            for spec in REGISTRY.values():
+                timed = sorted(
+                    shapes.get((spec.name, precision), []), key=lambda a: math.prod(a.values())
+                )
+                found += _operator_checks(spec, precision, timed, device)
+    return found
+
+
+def _operator_checks(
+    spec: OpSpec, precision: str, timed: list[dict[str, int]], device: Device
+) -> list[Check]:
+    """The forward at an odd shape and the smallest and largest timed; gradients at the first."""
+    shapes = [dict(spec.cases[3]), *timed[:1], *timed[1:][-1:]]
+    return [
+        Check(
+            f"{spec.name} {shape_text(axes)}" + (" gradients" if backward else ""),
+            precision,
+            lambda axes=axes, backward=backward: _operator(spec, axes, precision, device, backward),
+            spec.slack,
+        )
+        for axes, backward in [*((axes, False) for axes in shapes), (shapes[0], True)]
+    ]
+
+
+def _operator(spec: OpSpec, axes: dict[str, int], precision: str, device: Device, backward: bool):
+    inputs = spec.make_inputs(axes, PRECISIONS[precision], device=device.device)
+
+    def run(function: Callable, dtype: torch.dtype) -> list[Tensor]:
+        cast = {
+            n: t.to(dtype, copy=True) if t.is_floating_point() else t for n, t in inputs.items()
+        }
+        names = competitors.differentiable(spec, cast) if backward else []
+        for name in names:
+            cast[name].requires_grad_()
+        result = function(*spec.arguments(cast, save=backward))
+        result = result[0] if isinstance(result, tuple) else result
+        if not backward:
+            return [result]
+        g = torch.Generator().manual_seed(1)
+        grad = torch.randn(result.shape, generator=g).to(result.device, result.dtype)
+        return list(torch.autograd.grad(result, [cast[n] for n in names], grad))
+
+    dtype = PRECISIONS[precision]
+    ours, torchs = run(spec.torch_op(), dtype), run(spec.op.reference, dtype)
+    truths = run(spec.op.reference, torch.float64)
+    return [
+        (Error.of(theirs, truth), Error.of(mine, truth))
+        for mine, theirs, truth in zip(ours, torchs, truths, strict=True)
+    ]
+
+
+def _model_check(case: Case, device: Device, selection: Selection) -> Check:
+    run = _gradients if case.kind == "train" else _logits
+    what = f"{case.name} " + ("gradients" if case.kind == "train" else "logits")
+    return Check(what, case.precision, lambda: run(case, device, selection))
+
+
+def _logits(case: Case, device: Device, selection: Selection):
+    base = competitors.original(case.name, selection.image_size, device.device)
+    image, _ = competitors.examples(base, CHECKED_IMAGES, selection.image_size)
+    # Everybody has the numbers as the precision holds them.
+    model = copy.deepcopy(base).to(PRECISIONS[case.precision])
+    image = image.to(model.dtype)
+    with torch.inference_mode():
+        ours = model(image)
+        torchs = competitors.twin(model, "reference")(image)
+    exact = copy.deepcopy(model).double()
+    exact.path = "reference"
+    with torch.inference_mode():
+        truth = exact(image.double())
+    return [(Error.of(torchs, truth), Error.of(ours, truth))]
+
+
+def _gradients(case: Case, device: Device, selection: Selection):
+    """The error of all gradients together, each parameter's in units of its own size."""
+    base = competitors.original(case.name, selection.image_size, device.device)
+    image, target = competitors.examples(base, CHECKED_IMAGES, selection.image_size)
+
+    def run(path: str, dtype: torch.dtype) -> dict[str, Tensor]:
+        model = copy.deepcopy(base).to(dtype).train()
+        model.path = path
+        competitors.Step(model, model, image.to(dtype), target, case.precision)()
+        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    ours, torchs = run("auto", torch.float32), run("reference", torch.float32)
+    truth = run("reference", torch.float64)
+    return [(joint_error(torchs, truth), joint_error(ours, truth))]
+
+
+def joint_error(got: dict[str, Tensor], truth: dict[str, Tensor]) -> Error:
+    """Error.of all of them in one vector, each in its own unit, without making the vector.
+
+    Some are 0 in exact arithmetic (a constant added to every key changes no softmax): a unit is at
+    least a hundredth of the largest.
+    """
+    sizes = {n: t.square().mean().sqrt().item() for n, t in truth.items()}
+    least = 1e-2 * max(sizes.values())
+    worst = squares = of_truth = 0.0
+    for name, t in truth.items():
+        unit = max(sizes[name], least)
+        miss = (got[name].double() - t) / unit
+        worst = max(worst, miss.abs().max().item()) if miss.isfinite().all() else math.nan
+        squares += miss.square().sum().item()
+        of_truth += t.numel() * (sizes[name] / unit) ** 2
+    count = sum(t.numel() for t in truth.values())
+    rms = math.sqrt(of_truth / count)
+    return Error(worst / rms, math.sqrt(squares / count) / rms)
+
+
+def verify(check: Check, device: Device) -> Verdict:
+    """One verdict; an error of ours is a failure, too little memory is none."""
+    try:
+        with computing_in(check.precision):
+            errors = check.run()
+        dtype = PRECISIONS[check.precision]
+        passed = [mine.within(theirs, check.slack, dtype) for theirs, mine in errors]
+        # The result that fails, else the first.
+        shown = errors[passed.index(False) if False in passed else 0]
+        verdict = Verdict(check.what, check.precision, *shown, all(passed))
+    except Exception as error:  # whatever a compiler or a launch may throw
+        skipped = None if out_of_memory(error) else False
+        verdict = Verdict(check.what, check.precision, None, None, skipped, device.reason(error))
+    device.free()
+    return verdict
+
+
+def complaint(verdicts: list[Verdict]) -> str:
+    """What failed, in one line; "" where nothing did."""
+    failed = [f"{v.what} {v.precision}" for v in verdicts if v.passed is False]
+    if not failed:
+        return ""
+    some = ", ".join(failed[:8]) + (" and more" if len(failed) > 8 else "")
+    return f"{len(failed)} of {len(verdicts)} checks, so nothing was timed: {some}"

@@ -1,0 +1,215 @@
+"""The report on a GPU's rows: tables, pictures, and the plain word where there are none yet."""
+
+from __future__ import annotations
+
+import pathlib
+
+from benchmarks.rows import EAGER, precision, shape_text
+from benchmarks.tables import fastest_eager, groups, stamp
+from vitkern.cli import chart
+
+UNMEASURED = (
+    "**GPU speed is unmeasured**: nobody has run `vitkern bench --device cuda` yet, so nothing is"
+    " claimed about it."
+)
+SHOWN = ("compile", "compile_max", "native_graph")  # besides eager PyTorch, timm and vitkern
+# kind of row -> (its pictures' names, their titles), with the precision after each
+PICTURES = {
+    "model": ("gpu_models", "Whole models on a GPU"),
+    "train": ("gpu_training", "Training steps on a GPU"),
+    "op": ("gpu_ops", "Operators on a GPU, each at its largest benchmark shape"),
+    "op_train": ("gpu_ops_training", "Operators on a GPU, forward and backward"),
+}
+
+
+def is_gpu(row: dict) -> bool:
+    return "device" in row.get("machine", {})
+
+
+def summary(rows: list[dict]) -> str:
+    """For README.md: whole models, or that there is no result yet."""
+    if not rows:
+        return UNMEASURED
+    return "\n".join([*whole(rows, "model"), "", conditions(rows)])
+
+
+def text(rows: list[dict]) -> str:
+    """For docs/performance.md: everything."""
+    if not rows:
+        return UNMEASURED
+    parts = [summary(rows), limits_text(rows)]
+    if any(row["kind"] == "train" for row in rows):
+        parts += ["Training steps (forward, loss, backward):", "\n".join(whole(rows, "train"))]
+    for kind, title in (("op", "Operators:"), ("op_train", "Operators, forward and backward:")):
+        if any(row["kind"] == kind for row in rows):
+            parts += [title, "\n".join(operators(rows, kind))]
+    parts += [f"![{title}](pictures/{stem}.svg)" for stem, (title, _) in pictures(rows).items()]
+    skipped = skipped_text(rows)
+    return "\n\n".join([*parts, skipped] if skipped else parts)
+
+
+def conditions(rows: list[dict]) -> str:
+    return (
+        f"Median of calls timed in turns by the device's events; {stamp(rows)}. PyTorch and timm"
+        " eager, all competitors at the row's precision. The speed-up is vitkern's, and in brackets"
+        " that of vitkern in a CUDA graph, over the faster of the two."
+    )
+
+
+def whole(rows: list[dict], kind: str) -> list[str]:
+    """Whole models: milliseconds of each competitor, images a second, speed-up."""
+    columns = ["torch", "timm", *(p for p in SHOWN if any(r.get("provider") == p for r in rows))]
+    columns += ["native"]
+    heads = [{"torch": "PyTorch"}.get(p) or chart.NAMES[p].removesuffix(" eager") for p in columns]
+    lines = [
+        f"| model | batch | precision | {' | '.join(heads)} | images/s | speed-up |",
+        "|---|--:|---|" + "--:|" * (len(columns) + 2),
+    ]
+    for (name, axes, how), group in groups(rows, kind).items():
+        cells = [f"{group[p]['us'] / 1e3:.2f} ms" if p in group else "–" for p in columns]
+        batch = dict(axes)["B"]
+        ours = group.get("native")
+        speed = f"{batch / ours['us'] * 1e6:.0f}" if ours else "–"
+        lines.append(
+            f"| {name} | {batch} | {how} | {' | '.join(cells)} | {speed} | {gains(group)} |"
+        )
+    return lines
+
+
+def gains(group: dict[str, dict]) -> str:
+    """vitkern over the fastest eager way, and the same of its graph in brackets."""
+    if not any(p in group for p in EAGER):
+        return "–"
+    best = fastest_eager(group)["us"]
+    plain = f"**{best / group['native']['us']:.2f}×**" if "native" in group else "–"
+    if "native_graph" in group:
+        plain += f" ({best / group['native_graph']['us']:.2f}×)"
+    return plain
+
+
+def operators(rows: list[dict], kind: str) -> list[str]:
+    lines = [
+        "| operator | shape | precision | PyTorch | by | vitkern | TFLOPS | GB/s | of peak"
+        " | speed-up |",
+        "|---|---|---|--:|---|--:|--:|--:|--:|--:|",
+    ]
+    for (name, axes, how), group in groups(rows, kind).items():
+        if "native" not in group:
+            continue
+        ours, eager = group["native"], [p for p in EAGER if p in group]
+        best = fastest_eager(group) if eager else None
+        theirs = f"{best['us']:.1f} µs | {best['provider']}" if best else "– | –"
+        lines.append(
+            f"| {name} | {shape_text(dict(axes))} | {how} | {theirs} | {ours['us']:.1f} µs"
+            f" | {ours['gflops'] / 1e3:.1f} | {ours['gbs']:.0f} | {share(ours)} | {gains(group)} |"
+        )
+    return lines
+
+
+def share(row: dict) -> str:
+    """The nearer of the device's two peaks; – where neither is known."""
+    known = {
+        "flops": row.get("of_peak_flops"),
+        "bandwidth": row.get("of_peak_gbs"),
+    }
+    known = {what: part for what, part in known.items() if part is not None}
+    if not known:
+        return "–"
+    what = max(known, key=known.get)
+    return f"{known[what]:.0%} of {what}"
+
+
+def limits_text(rows: list[dict]) -> str:
+    """The peaks that are known and what PyTorch reaches, in words."""
+    found = next((row for row in rows if row["kind"] == "limits"), None)
+    if found is None:
+        return "The device's limits were not measured."
+    parts = []
+    if found.get("peak_gflops"):
+        rates = ", ".join(f"{r / 1e3:.0f} in {p}" for p, r in found["peak_gflops"].items())
+        parts.append(f"Peak TFLOPS at the highest clock: {rates}.")
+    if found.get("peak_gbs"):
+        parts.append(f"Peak memory bandwidth: {found['peak_gbs']:.0f} GB/s.")
+    if found.get("matmul_gflops"):
+        rates = ", ".join(f"{r / 1e3:.0f} in {p}" for p, r in found["matmul_gflops"].items())
+        parts.append(f"PyTorch's best matmul reaches {rates} TFLOPS.")
+    if found.get("copy_gbs"):
+        parts.append(f"A copy moves {found['copy_gbs']:.0f} GB/s.")
+    return " ".join(parts) or "The device's limits are unknown."
+
+
+def skipped_text(rows: list[dict]) -> str:
+    """Who was left out and why, the same reasons together."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["kind"] == "skipped":
+            what = f"{row['name']} {shape_text(row['axes'])} {row['precision']}"
+            what += " (with backward)" if row["of"].endswith("train") else ""
+            reasons.setdefault((row["provider"], row["why"]), []).append(what)
+    if not reasons:
+        return ""
+    lines = ["Left out:", ""]
+    for (provider, why), found in reasons.items():
+        some = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+        lines.append(f"- {provider}: {why.replace('|', ' ')} ({some})")
+    return "\n".join(lines)
+
+
+def pictures(rows: list[dict]) -> dict[str, tuple[str, list]]:
+    """name -> (title, bars): one for each kind of row and each precision that is there."""
+    found = {}
+    for kind, (stem, title) in PICTURES.items():
+        for how in dict.fromkeys(precision(row) for row in rows if row["kind"] == kind):
+            made = bars(rows, kind, how)
+            if made:
+                found[f"{stem}_{how}"] = (f"{title}, {how}", made)
+    return found
+
+
+def bars(rows: list[dict], kind: str, how: str) -> list[tuple[str, dict[str, float]]]:
+    """(label, {provider: speed relative to the fastest eager}) of each group that has one."""
+    found = {
+        key: group
+        for key, group in groups(rows, kind).items()
+        if key[2] == how and "native" in group and any(p in group for p in EAGER)
+    }
+    if kind.startswith("op"):
+        found = largest(found)
+    made = []
+    for (name, axes, _), group in found.items():
+        base = fastest_eager(group)["us"]
+        ways = {p: row["us"] for p, row in group.items() if p in EAGER and p != "timm"}
+        ratios = {"torch": base / min(ways.values())} if ways else {}
+        ratios |= {p: base / group[p]["us"] for p in ("timm", *SHOWN, "native") if p in group}
+        made.append((f"{name} {shape_text(dict(axes))}", ratios))
+    return made
+
+
+def largest(found: dict[tuple, dict]) -> dict[tuple, dict]:
+    """Of each operator the shape with the most work."""
+    kept: dict[str, tuple] = {}
+    for key, group in found.items():
+        old = kept.get(key[0])
+        if old is None or group["native"]["flops"] > found[old]["native"]["flops"]:
+            kept[key[0]] = key
+    return {key: found[key] for key in kept.values()}
+
+
+def draw(rows: list[dict], folder: pathlib.Path) -> list[pathlib.Path]:
+    """Every picture that these rows can fill."""
+    return [
+        chart.speedup_bars(found, folder / f"{stem}.svg", title, stamp(rows))
+        for stem, (title, found) in pictures(rows).items()
+    ]
+
+
+def line(rows: list[dict]) -> str:
+    """The times of one case, for the terminal."""
+    times = ", ".join(f"{row['provider']} {_time(row['us'])}" for row in rows)
+    ours = next((row for row in rows if row["provider"] == "native"), None)
+    gain = f" ({ours['ratio']:.2f}x)" if ours and ours["ratio"] else ""
+    return f"{times}{gain}"
+
+
+def _time(us: float) -> str:
+    return f"{us / 1e3:.2f} ms" if us >= 1e3 else f"{us:.1f} us"
