@@ -9,6 +9,9 @@ from vitkern.registry import LAYOUTS, REGISTRY
 pytest.importorskip("triton")
 import gpu_contract as contract
 
+from vitkern.gpu.configs import ARCHS
+from vitkern.gpu.interpreter import Interpreter
+
 OWN_FILE = ("attention", "patch_embed")  # tested in files of their own, with more cases
 SPECS = [s for s in REGISTRY.values() if s.op.name not in OWN_FILE]
 
@@ -39,3 +42,78 @@ def test_accepts_any_layout(spec, layout):
         results, grads = contract.run(spec, inputs), contract.run_backward(spec, inputs, names)
     contract.check(spec, results, inputs, "fp32")
     contract.check_gradients(spec, grads, inputs, names, "fp32")
+
+
+LARGE = {  # more rows than the table's bucket for few, and every tile cut off somewhere
+    "norm_linear+gelu": {"M": 600, "K": 128, "N": 272},
+    "linear_residual+gamma": {"B": 3, "S": 200, "K": 192, "N": 144},
+    "mlp": {"B": 3, "S": 200, "D": 144, "F": 272},
+    "layernorm": {"M": 70, "D": 1100},
+}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", LARGE)
+def test_the_settings_of_every_architecture_are_right(name, arch):
+    spec, axes = REGISTRY[name], LARGE[name]
+    inputs = spec.make_inputs(axes, torch.bfloat16)
+    names = contract.differentiable(spec, inputs)
+    with contract.gpu("bf16", Interpreter(arch)):
+        results, grads = contract.run(spec, inputs), contract.run_backward(spec, inputs, names)
+    contract.check(spec, results, inputs, "bf16")
+    contract.check_gradients(spec, grads, inputs, names, "bf16")
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_is_the_same_in_any_order_of_programs_and_has_no_races(spec):
+    inputs = spec.make_inputs(spec.cases[3], torch.bfloat16)
+    names = contract.differentiable(spec, inputs)
+    both = []
+    for executor in (
+        Interpreter("sm_80", races=True),
+        Interpreter("sm_80", order="shuffled", seed=1),
+    ):
+        with contract.gpu("bf16", executor):
+            both.append([*contract.run(spec, inputs), *contract.run_backward(spec, inputs, names)])
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("weights", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("name", ("norm_linear+gelu", "linear_residual", "mlp"))
+def test_narrow_weights_with_a_wide_stream(name, weights):
+    """As under autocast: x and the residual stream in fp32, matrices in 16 bits."""
+    spec = REGISTRY[name]
+    inputs = spec.make_inputs(spec.cases[3], torch.float32)
+    matrices = [n for n in inputs if n.endswith("weight") and inputs[n].ndim > 1]
+    mixed = {n: t.to(weights) if n in matrices else t for n, t in inputs.items()}
+    names = contract.differentiable(spec, mixed)
+    numerics = {torch.bfloat16: "bf16", torch.float16: "fp16"}[weights]
+    with contract.gpu(numerics):
+        results = contract.run(spec, mixed)
+        grads = contract.run_backward(spec, mixed, names)
+    contract.check(spec, results, mixed, numerics)
+    contract.check_gradients(spec, grads, mixed, names, numerics)
+
+
+@pytest.mark.parametrize("bad", (float("nan"), float("inf")), ids=str)
+@pytest.mark.parametrize("numerics", ("fp32", "tf32", "bf16"))
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_nan_and_inf_come_out_where_the_reference_has_them(spec, numerics, bad):
+    inputs = spec.make_inputs(spec.cases[3], contract.DTYPES[numerics])
+    x = inputs["x"]
+    x.view(-1)[x.numel() // 2] = bad
+    with contract.gpu(numerics):
+        results = contract.run(spec, inputs)
+    contract.check(spec, results, inputs, numerics)
+
+
+@pytest.mark.parametrize("numerics", ("fp32", "bf16"))
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_stays_exact_with_outlier_channels(spec, numerics):
+    inputs = spec.make_inputs(spec.cases[3], torch.float32)
+    inputs["x"] += 10
+    inputs["x"][..., ::37] *= 100
+    inputs = contract.cast(inputs, contract.DTYPES[numerics])
+    with contract.gpu(numerics):
+        results = contract.run(spec, inputs)
+    contract.check(spec, results, inputs, numerics)

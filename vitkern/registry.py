@@ -59,9 +59,15 @@ class Operator:
     reference: Callable[..., tuple[Tensor, ...]]  # plain torch, any dtype: the definition
     backward: Callable[..., list[Tensor]]  # plain torch: gradients of `differentiable`
     differentiable: tuple[str, ...]
-    native: str  # "module:function", imported on its first call
+    native: str  # "module:function" on the CPU, imported on its first call
     derive: Callable[[dict[str, int]], dict[str, int]] = lambda sizes: {}  # axes from other axes
     integers: frozenset[str] = frozenset({"seed", "offsets"})  # tensors that need not be floats
+    passed: frozenset[str] = frozenset()  # arguments whose gradient is the result's, as it is
+
+    @property
+    def gpu(self) -> str:
+        """The module of its Triton kernels, with a `forward` and a `backward`."""
+        return f"vitkern.gpu.{self.name}"
 
     @functools.cached_property
     def arguments(self) -> tuple[str, ...]:

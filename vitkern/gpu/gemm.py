@@ -31,11 +31,11 @@ def rounded(x, PRECISION: tl.constexpr):
     """An operand of tl.dot, to the nearest tf32 where the tensor cores would cut its low bits off.
 
     Half a unit is added and the rest left to them, as CUTLASS does: half of truncation's error, and
-    no bias towards zero. NaN passes as it is (adding could carry into its sign).
+    no bias towards zero. Inf and NaN pass as they are (adding would change what they are).
     """
     if x.dtype == tl.float32 and PRECISION == "tf32":
         nearest = (x.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
-        return tl.where(x == x, nearest, x)
+        return tl.where(tl.abs(x) < float("inf"), nearest, x)
     return x
 
 

@@ -1,8 +1,9 @@
 """Gradients of a Linear: dx = G W (no transposes in memory) and dW = G^T x, dbias = sum G.
 
-The rows of G are split among programs, each of which leaves its share of dW and dbias in fp32; a
-second launch sums the shares in a fixed order and applies LayerScale: with G taken before gamma,
-dW = gamma G^T x, and dgamma = rowsum(W * G^T x) + bias * sum G needs nothing else.
+Where the tiles of dW are too few for a GPU, the rows of G are split among programs, each of which
+leaves its share of dW and dbias in fp32; a second launch sums the shares in a fixed order and
+applies LayerScale: with G taken before gamma, dW = gamma G^T x, and dgamma = rowsum(W * G^T x) +
+bias * sum G needs nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from . import gemm, launch, philox
 from .activations import activate, derivative
 
-PROGRAMS = 256  # weight-gradient programs to aim at: two for each of an A100's 108 processors
+PROGRAMS = 256  # weight-gradient programs, at most: two for each of an A100's 108 processors
 
 
 @triton.jit(do_not_specialize=["M", "limit"])
@@ -73,8 +74,8 @@ def weight_gradient_kernel(
     grad,  # (M, N) by rows
     x,  # (M, K) by rows
     weight,  # (N, K): its dtype is the product's
-    parts,  # (splits, N, K) fp32
-    bias_parts,  # (splits, N) fp32
+    parts,  # (splits, N, K): fp32 shares, or dW itself
+    bias_parts,  # (splits, N), or None
     M, N, K, grad_stride, x_stride, rows_each,
     PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
@@ -101,14 +102,17 @@ def weight_gradient_kernel(
         sums = tl.dot(tl.trans(g), a, sums, input_precision=PRECISION)
     mask = (n < N)[:, None] & (k < K)[None, :]
     at = (split.to(tl.int64) * N + n)[:, None] * K + k[None, :]
-    tl.store(parts + at, sums, mask=mask)
-    if block_k == 0:  # a loop of its own: in the other one the sum would cost every program
+    tl.store(parts + at, sums.to(parts.dtype.element_ty), mask=mask)
+    if (
+        bias_parts is not None and block_k == 0
+    ):  # a loop of its own: in the other one the sum would cost every program
         for start in range(first, last, BK):
             rows = start + steps
             g_mask = (rows < last)[:, None] & (n < N)[None, :]
             g = tl.load(grad + rows[:, None] * grad_stride + n[None, :], mask=g_mask, other=0.0)
             bias_sums += tl.sum(g.to(tl.float32), 0)
-        tl.store(bias_parts + split.to(tl.int64) * N + n, bias_sums, mask=n < N)
+        at = bias_parts + split.to(tl.int64) * N + n
+        tl.store(at, bias_sums.to(bias_parts.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -197,23 +201,27 @@ def weight_gradient(
     row = gemm.row_for("weight_gradient", weight)
     (blocks,) = gemm.tiles(N, K, row)
     step = row.blocks["BK"]
-    splits = max(1, min(launch.cdiv(PROGRAMS, max(1, blocks)), launch.cdiv(M, 4 * step)))
+    splits = max(1, min(PROGRAMS // max(1, blocks), launch.cdiv(M, 4 * step)))
     rows_each = launch.cdiv(launch.cdiv(M, splits), step) * step
-    parts = grad.new_empty(splits, N, K, dtype=torch.float32)
-    bias_parts = grad.new_empty(splits, N, dtype=torch.float32)
+    dweight = torch.empty_like(weight)
+    dbias, dgamma = (None if t is None else t.new_empty(t.shape) for t in (bias, gamma))
+    whole = splits == 1 and gamma is None
+    parts, bias_parts = dweight, dbias
+    if not whole:
+        parts = grad.new_empty(splits, N, K, dtype=torch.float32)
+        bias_parts = grad.new_empty(splits, N, dtype=torch.float32)
     launch.launch(
         weight_gradient_kernel, (blocks, splits), row, ("parts", "bias_parts"),
-        grad=grad, x=x, weight=weight, parts=parts, bias_parts=bias_parts, M=M, N=N,
-        K=K, grad_stride=grad_stride, x_stride=x_stride, rows_each=rows_each,
+        grad=grad, x=x, weight=weight, parts=parts, bias_parts=bias_parts, M=M, N=N, K=K,
+        grad_stride=grad_stride, x_stride=x_stride, rows_each=rows_each,
         PRECISION=gemm.precision_of(weight),
     )  # fmt: skip
-    dweight = torch.empty_like(weight)
-    dbias, dgamma = (None if t is None else torch.empty_like(t).contiguous() for t in (bias, gamma))
-    row = gemm.row_for("join_gradients", weight)
-    launch.launch(
-        join_gradients_kernel, (launch.cdiv(N, row.blocks["BM"]),), row,
-        ("dweight", "dbias", "dgamma"),
-        parts=parts, bias_parts=bias_parts, weight=weight, bias=bias, gamma=gamma, dweight=dweight,
-        dbias=dbias, dgamma=dgamma, N=N, K=K, splits=splits,
-    )  # fmt: skip
+    if not whole:
+        row = gemm.row_for("join_gradients", weight)
+        launch.launch(
+            join_gradients_kernel, (launch.cdiv(N, row.blocks["BM"]),), row,
+            ("dweight", "dbias", "dgamma"),
+            parts=parts, bias_parts=bias_parts, weight=weight, bias=bias, gamma=gamma,
+            dweight=dweight, dbias=dbias, dgamma=dgamma, N=N, K=K, splits=splits,
+        )  # fmt: skip
     return dweight, dbias, dgamma

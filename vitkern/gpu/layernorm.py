@@ -192,8 +192,9 @@ def norm_backward(
         residual=residual, dx=dx, h=h, parts=parts, M=M, D=D, grad_stride=grad_stride,
         x_stride=x_stride, residual_stride=residual_stride, BD=block(D), ROWS=ROWS,
     )  # fmt: skip
-    grads = {names[0]: dx}
-    for name, vector in vectors.items():
-        part = parts[names.index(name) - 1]
-        grads[name] = sum_parts(part, torch.empty_like(vector).contiguous())
+    grads = {names[0]: dx} | {n: v.new_empty(v.shape) for n, v in vectors.items()}
+    if len(vectors) == 2:
+        sum_parts(parts, grads[names[1]], grads[names[2]])
+    for name in vectors if len(vectors) == 1 else ():
+        sum_parts(parts[names.index(name) - 1], grads[name])
     return grads

@@ -1,13 +1,15 @@
 """Declares operators to torch: schema, fake kernel, autograd, and who computes where.
 
 `Library.define/impl` rather than `@custom_op`: the same torch.compile support at 3 us a call
-instead of 6-12 us (torch 2.13, CPU). The CPU kernel is imported on its first call. A dtype or
-device without a kernel (float64, float16 on the CPU, any accelerator so far) runs the reference,
-which is exact but slower; `ViT.explain()` says so.
+instead of 6-12 us (torch 2.13, CPU). Kernels are imported on their first call: those of `cpu.py`,
+and those of `gpu/<operator>.py` on CUDA and ROCm devices. A dtype or device without a kernel
+(float64, float16 on the CPU, other accelerators, a GPU without Triton) runs the reference, which is
+exact but slower; `ViT.explain()` says so.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -17,6 +19,7 @@ from ..registry import Operator, Plan, resolve
 
 _LIBRARY = torch.library.Library("vitkern", "DEF")
 NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16})
+GPU_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 PLANS_KEPT = 256  # per operator
 
 
@@ -30,7 +33,8 @@ def define(op: Operator) -> Callable:
         lib=_LIBRARY,
     )
     _LIBRARY.impl(op.name, _checked_reference(op), "CompositeExplicitAutograd")
-    _LIBRARY.impl(op.name, _cpu(op), "CPU")
+    _LIBRARY.impl(op.name, _planned(op, lambda: resolve(op.native), NATIVE_DTYPES), "CPU")
+    _LIBRARY.impl(op.name, _planned(op, lambda: _gpu(op, "forward"), GPU_DTYPES), "CUDA")
     _define_backward(op)
     return _transformable(op)
 
@@ -72,33 +76,43 @@ def _checked_reference(op: Operator) -> Callable:
     return call
 
 
-def _cpu(op: Operator) -> Callable:
-    """The native kernel for the dtypes it has, else the reference.
+def _gpu(op: Operator, direction: str) -> Callable | None:
+    """The operator's Triton launcher, or None where Triton is not installed."""
+    try:
+        return resolve(f"{op.gpu}:{direction}")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        return None
+
+
+def _planned(op: Operator, load: Callable[[], Callable | None], dtypes: frozenset) -> Callable:
+    """The kernel that `load` imports, for the dtypes it has, else the reference.
 
     Checking shapes by their axis strings takes 20 us: the plan of a call is kept for the next call
     with the same shapes and dtypes.
     """
-    reference, native = _checked_reference(op), None
+    reference, load = _checked_reference(op), functools.cache(load)
     plans: dict[tuple, Plan] = {}
 
     def call(*args):
-        nonlocal native
         key = tuple([(a.shape, a.dtype) if isinstance(a, Tensor) else a for a in args])
         plan = plans.get(key)
         if plan is None:
-            floats = (a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point())
-            if not NATIVE_DTYPES.issuperset(floats):
+            if load() is None or not dtypes.issuperset(_float_dtypes(args)):
                 return reference(*args)
             if len(plans) >= PLANS_KEPT:
                 plans.clear()
             plan = plans[key] = op.plan(_named(op, args))
-        if native is None:
-            native = resolve(op.native)
         results = plan.allocate(args[0])
-        native(plan.sizes, results, *args)
+        load()(plan.sizes, results, *args)
         return _bare(results)
 
     return call
+
+
+def _float_dtypes(args: tuple) -> set[torch.dtype]:
+    return {a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()}
 
 
 def _define_backward(op: Operator) -> None:
@@ -114,12 +128,23 @@ def _define_backward(op: Operator) -> None:
         args, (saved, needs) = rest[:count], rest[count:]
         return op.backward(grad, args, saved, _named_needs(op, needs))
 
+    @functools.cache
+    def kernel() -> Callable | None:
+        return _gpu(op, "backward")
+
+    def gpu(grad: Tensor, *rest) -> list[Tensor]:
+        args, (saved, needs) = rest[:count], rest[count:]
+        if kernel() is None or not GPU_DTYPES.issuperset(_float_dtypes((grad, *args))):
+            return call(grad, *rest)
+        return kernel()(grad, args, saved, _named_needs(op, needs))
+
     def fake(grad: Tensor, *rest) -> list[Tensor]:
         args, needs = rest[:count], rest[-1]
         wanted = [a for a, need in zip(args, needs, strict=True) if need]
         return [a.new_empty(a.shape) for a in wanted]
 
     _LIBRARY.impl(name, call, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, gpu, "CUDA")
     torch.library.register_fake(f"vitkern::{name}", fake, lib=_LIBRARY)
     backward_op = getattr(torch.ops.vitkern, name).default
 
@@ -148,8 +173,17 @@ def _define_backward(op: Operator) -> None:
         ]
         if torch.is_grad_enabled():  # a derivative of this one will be asked for: by the definition
             return _differentiate_reference(op, grad, args, needs)
-        grads = iter(backward_op(grad, *args, list(saved[len(ctx.places) :]), needs))
-        return tuple(next(grads) if need else None for need in needs)
+        passed = [
+            need and name in op.passed for name, need in zip(op.arguments, needs, strict=True)
+        ]
+        asked = [need and not through for need, through in zip(needs, passed, strict=True)]
+        grads = iter(
+            backward_op(grad, *args, list(saved[len(ctx.places) :]), asked) if any(asked) else []
+        )
+        return tuple(
+            grad if through else next(grads) if need else None
+            for need, through in zip(asked, passed, strict=True)
+        )
 
     torch.library.register_autograd(
         f"vitkern::{op.name}", backward, setup_context=setup_context, lib=_LIBRARY

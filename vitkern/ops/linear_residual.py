@@ -83,6 +83,7 @@ OP = Operator(
     backward=backward,
     differentiable=("x", "weight", "bias", "residual", "gamma"),
     native="vitkern.cpu:linear_residual",
+    passed=frozenset({"residual"}),
 )
 
 _CASES = (
