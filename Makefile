@@ -16,7 +16,7 @@ CXX_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp')
 NATIVE_SOURCES = $(shell find csrc -type f) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint format native-test docs clean
+.PHONY: help setup demo test bench ptx-check lint format native-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ bench: $(VENV)/built ## all benchmarks and sweeps with eager PyTorch beside each
 	@echo "about 10 minutes on 2 cores; close everything else"
 	$(PY) -m pytest benchmarks --benchmark-only --scaling $(ARGS)
 	$(PY) -m benchmarks.report
+
+ptx-check: $(VENV)/built ## all operators as Triton compiles them for sm_80, emulated on the CPU: slow
+	$(PY) -m pytest -q -m ptx_full tests/test_gpu_ptx.py $(ARGS)
 
 lint: $(VENV)/installed ## ruff and clang-format, changing nothing
 	$(PY) -m ruff check .
@@ -52,6 +55,9 @@ native-test: $(VENV)/installed ## the kernels without Python, under ASan and UBS
 
 docs: $(VENV)/built ## docs/ops.md from the operator table
 	$(PY) tools/gen_ops_docs.py $(ARGS)
+
+gpu-check: $(VENV)/built ## all GPU kernels for all architectures: build, gates, docs/gpu.md's table: 30 minutes
+	$(PY) tools/gpu_check.py $(ARGS)
 
 clean: ## remove everything that make made, .venv included
 	rm -rf $(VENV) build dist vitkern.egg-info vitkern/_C*.so .pytest_cache .ruff_cache .benchmarks

@@ -268,8 +268,10 @@ class Interface(nn.Module):
 
     def _engine(self) -> Any:
         """The packed engine of the current precision, packed again when a parameter has changed."""
-        from .engine import Engine
-
+        if self.device.type == "cuda":
+            from .gpu_engine import GpuEngine as Engine
+        else:
+            from .engine import Engine
         precision = paths.precision_of(self)
         with _PACKING:
             engine = self._engines.get(precision)

@@ -120,17 +120,18 @@ def why_not_engine(model: nn.Module, image: Tensor | None, precision: str) -> st
         return "forward-mode derivatives are on"
     if torch.is_grad_enabled():
         return "gradients are enabled; use torch.inference_mode() or torch.no_grad()"
-    if precision not in PRECISIONS:
-        return f"the engine computes in {', '.join(PRECISIONS)}, not {precision}"
     if image is not None and type(image) not in (Tensor, nn.Parameter):
         return f"the image is a {type(image).__name__}"
     reason = unlike_config(model)
     if reason:
         return reason
     try:
-        from . import engine
+        if model.device.type == "cuda":
+            from . import gpu_engine as engine
+        else:
+            from . import engine
     except ImportError as error:
-        return f"the native extension is not available ({error})"
+        return f"what the engine needs is not installed ({error})"
     return engine.why_not(model, image, precision) if image is not None else ""
 
 
@@ -202,9 +203,20 @@ def explain(model: nn.Module, image: Tensor | None) -> str:
             lines.append(
                 "note: this dtype has no native kernel; the operators run their PyTorch references"
             )
-    else:
-        lines.append("note: the operators run their PyTorch references on this device")
+    elif path != "reference":
+        lines.append(f"kernels: {_gpu_kernels(model)}")
     return "\n".join(lines)
+
+
+def _gpu_kernels(model: nn.Module) -> str:
+    if model.dtype == torch.float64:
+        return "PyTorch's (float64 has none of its own)"
+    try:
+        from .gpu import device
+
+        return device.executor(model.device).status()
+    except (ImportError, RuntimeError) as error:
+        return f"PyTorch's: the GPU backend is not available ({error})"
 
 
 def _isa() -> str:

@@ -14,8 +14,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def facts() -> dict[str, object]:
     """What decides how vitkern runs here, name by name."""
-    import torch
-
     import vitkern
 
     from .machine import describe, features
@@ -29,17 +27,28 @@ def facts() -> dict[str, object]:
     except ImportError as error:
         found["extension"] = f"not built ({error}): install vitkern where a C++ compiler is"
     found["package"] = str(pathlib.Path(vitkern.__file__).parent)
-    found["gpu"] = "planned; " + (
-        f"{torch.cuda.get_device_name()} is present and runs the PyTorch reference today"
-        if torch.cuda.is_available()
-        else "a GPU would run the PyTorch reference today"
-    )
+    found["gpu"] = _gpu()
     found["environment"] = {
         name: os.environ[name]
-        for name in ("VITKERN_ISA", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
+        for name in ("VITKERN_ISA", "VITKERN_BINARIES", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
         if name in os.environ
     }
     return found
+
+
+def _gpu() -> str:
+    """The GPU in use and what starts the kernels there."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none that PyTorch can use"
+    try:
+        from ..gpu import device
+
+        status = device.executor(torch.device("cuda")).status()
+    except (ImportError, RuntimeError) as error:
+        status = f"PyTorch's references only ({error})"
+    return f"{torch.cuda.get_device_name()}: {status}"
 
 
 def run(given: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from .activations import derivative
 from .gemm import rows_of
 
 
-@triton.jit(do_not_specialize=["M", "S", "limit", "path_limit"])
+@triton.jit(do_not_specialize=["M", "S", "limit", "path_limit", "element_seed", "path_seed"])
 def masked_gradient_kernel(
     grad,  # (M, N) by rows
     out,  # (M, N)

@@ -19,7 +19,7 @@ from .activations import activate, derivative
 PROGRAMS = 256  # weight-gradient programs, at most: two for each of an A100's 108 processors
 
 
-@triton.jit(do_not_specialize=["M", "limit"])
+@triton.jit(do_not_specialize=["M", "limit", "seed"])
 def input_gradient_kernel(
     grad,  # (M, N) by rows
     weight,  # (N, K)
@@ -111,8 +111,8 @@ def weight_gradient_kernel(
             g_mask = (rows < last)[:, None] & (n < N)[None, :]
             g = tl.load(grad + rows[:, None] * grad_stride + n[None, :], mask=g_mask, other=0.0)
             bias_sums += tl.sum(g.to(tl.float32), 0)
-        at = bias_parts + split.to(tl.int64) * N + n
-        tl.store(at, bias_sums.to(bias_parts.dtype.element_ty), mask=n < N)
+        bias_at = bias_parts + split.to(tl.int64) * N + n
+        tl.store(bias_at, bias_sums.to(bias_parts.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["splits"])

@@ -15,7 +15,7 @@ from .elementwise import masked_gradient
 from .gemm_backward import input_gradient, weight_gradient
 
 
-@triton.jit(do_not_specialize=["M", "S", "limit", "path_limit"])
+@triton.jit(do_not_specialize=["M", "S", "limit", "path_limit", "element_seed", "path_seed"])
 def linear_residual_forward(
     x,  # (M, K) by rows
     weight,  # (N, K)

@@ -19,7 +19,7 @@ from .gemm_backward import input_gradient, weight_gradient
 from .layernorm import norm_backward, row_stats
 
 
-@triton.jit(do_not_specialize=["M", "limit"])
+@triton.jit(do_not_specialize=["M", "limit", "seed"])
 def norm_linear_forward(
     x,  # (M, K) by rows
     stats,  # (M, 2) fp32: mean, rstd

@@ -71,7 +71,7 @@ def _finish(
         store_moments(moments, part, rows, live, out, columns, M, D, BN)
 
 
-@triton.jit(do_not_specialize=["B", "N", "GX", "T", "limit"])
+@triton.jit(do_not_specialize=["B", "N", "GX", "T", "limit", "seed"])
 def patch_embed_forward(
     image,  # (B, C, Y, X) by strides
     weight,  # (D, P), as flattened filters or (GATHER off) in the order of a row's pixels

@@ -1,0 +1,188 @@
+"""Counts launches and bytes of a forward and of a training step, for docs/gpu.md.
+
+    python tools/gpu_traffic.py            # writes the tables between the page's markers
+    python tools/gpu_traffic.py --check    # status 1 if the page is old
+
+vitkern's numbers are those of its recorded launches. Eager PyTorch's are counted operator by
+operator while the same model's reference path runs on tensors without numbers: every operator that
+is no view counts as one launch (some are more) that reads its inputs and writes its results once;
+attention is one fused kernel (SDPA's), which is the best that eager has. The compulsory minimum
+reads the image and every parameter once and writes the result (and the gradients) once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import pathlib
+import re
+import sys
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vitkern import ViT, ViTConfig
+from vitkern.cli.aot_list import Launchers
+from vitkern.gpu import traffic
+from vitkern.gpu.launch import Recorder, executing
+from vitkern.gpu.traffic import Traffic, touched
+from vitkern.gpu_engine import GpuEngine
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "gpu.md"
+BEGIN, END = "<!-- traffic tables -->", "<!-- end of traffic tables -->"
+META = {"device": "meta", "dtype": torch.bfloat16}
+# No work on a device: views, and allocations whose content is written by the next operator.
+FREE = re.compile(
+    r"(view|reshape|expand|permute|transpose|slice|select|unsqueeze|squeeze|detach|t|mT|alias|"
+    r"as_strided|unbind|split|promote_types|empty\w*|new_empty\w*|_unsafe_view)$"
+)
+
+
+class Eager(TorchDispatchMode):
+    """Adds up what PyTorch's operators launch and move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = Traffic()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        inputs, outputs = tree_leaves((args, kwargs)), tree_leaves(results)
+        tensors = {id(t) for t in inputs if isinstance(t, torch.Tensor)}
+        unchanged = all(id(t) in tensors for t in outputs)  # a conversion to what it is already
+        if not (unchanged or FREE.match(func._schema.name.split("::")[1])):
+            self.add(inputs, outputs)
+        return results
+
+    def add(self, inputs: list, results: list) -> None:
+        read, written = (
+            sum({id(t): touched(t) for t in several if isinstance(t, torch.Tensor)}.values())
+            for several in (inputs, results)
+        )
+        self.total = self.total.plus(Traffic(1, read, written))
+
+
+class _Fused(torch.autograd.Function):
+    """scaled_dot_product_attention as one kernel each way: q, k, v, y, dy, dq, dk, dv and lse."""
+
+    @staticmethod
+    def forward(ctx, counter, q, k, v):
+        y, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.counter = counter
+        ctx.save_for_backward(q, k, v, y, lse)
+        counter.add([q, k, v], [y, lse])
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        q, k, v, y, lse = ctx.saved_tensors
+        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        ctx.counter.add([dy, q, k, v, y, lse], list(grads))
+        return None, *grads
+
+
+class _FusedAttention(TorchFunctionMode):
+    def __init__(self, counter: Eager) -> None:
+        super().__init__()
+        self.counter = counter
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            return _Fused.apply(self.counter, *args[:3])
+        return func(*args, **(kwargs or {}))
+
+
+class Counts(NamedTuple):
+    ours: Traffic
+    eager: Traffic
+    compulsory: int
+
+
+def count(config: ViTConfig, batch: int, training: bool) -> Counts:
+    """A whole model's forward, or its forward and backward, in bf16."""
+    model = ViT(config, **META).train(training)
+    image = torch.empty(batch, config.channels, config.image_size, config.image_size, **META)
+    eager = Eager()
+    model.path = "reference"
+    with torch.set_grad_enabled(training), _FusedAttention(eager), eager:
+        _step(model, image, training)
+    recorder, others = Recorder("sm_80"), Eager()
+    if training:
+        model.path = "fused"
+        with executing(recorder), _without_modes(model), others, Launchers():
+            _step(model, image, training)
+    else:
+        engine = GpuEngine(model, "bf16", recorder)
+        y = torch.empty(batch, config.classes, **META)
+        with torch.no_grad(), executing(recorder):
+            engine._forward("logits", image, y)
+    parameters = sum(map(touched, model.parameters()))
+    least = touched(image) + parameters * (2 if training else 1)
+    if not training:
+        least += touched(y)
+    return Counts(traffic.of(recorder.launches).plus(others.total), eager.total, least)
+
+
+def _step(model: ViT, image: torch.Tensor, training: bool) -> None:
+    y = model(image)
+    if training:  # gradients as they come: .grad would be the same tensors
+        torch.autograd.grad(y, list(model.parameters()), torch.empty_like(y))
+
+
+@contextlib.contextmanager
+def _without_modes(model: ViT):
+    """The fused path although modes are active, which `paths` would take for a FLOP counter."""
+    model._choose = lambda image, want: "fused"
+    try:
+        yield
+    finally:
+        del model._choose
+
+
+def block(config: ViTConfig, batch: int) -> Counts:
+    """One block's share of a forward: the difference that one more block makes."""
+    long, short = (count(config.replace(depth=n), batch, False) for n in (4, 3))
+    differences = [Traffic(*(a - b for a, b in zip(x, y, strict=True)))
+                   for x, y in zip(long[:2], short[:2], strict=True)]  # fmt: skip
+    return Counts(*differences, long.compulsory - short.compulsory)
+
+
+def tables() -> str:
+    """Markdown."""
+    config = ViTConfig.named("B/16")
+    rows = []
+    for batch in (1, 8, 64):
+        rows.append((f"one block, batch {batch}", block(config, batch)))
+        rows.append((f"forward, batch {batch}", count(config, batch, False)))
+    rows += [(f"training step, batch {n}", count(config, n, True)) for n in (8, 64)]
+    text = "| ViT-B/16 at 224, bf16 | launches | eager | MB moved | eager | compulsory |\n"
+    text += "|---|--:|--:|--:|--:|--:|\n"
+    for name, (ours, eager, least) in rows:
+        sizes = " | ".join(f"{n / 1e6:,.0f}" for n in (ours.moved, eager.moved, least))
+        text += f"| {name} | {ours.launches} | {eager.launches} | {sizes} |\n"
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    check = parser.parse_args().check
+    text = PAGE.read_text()
+    inside = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.S)
+    if not inside.search(text):
+        raise SystemExit(f"{PAGE} has no {BEGIN} ... {END}")
+    made = tables()
+    new = inside.sub(lambda _: f"{BEGIN}\n{made}{END}", text)
+    print(made)
+    if check:
+        return int(new != text)
+    PAGE.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Compile the GPU kernels ahead of time; needs Triton, but no GPU.
+
+The kernels are those that the named models launch, in inference and training. They go into a folder
+together with manifest.json, and kernels that are there already are not compiled again:
+    vitkern aot --arch sm_80,sm_90 --out kernels
+    vitkern aot --arch sm_90 --dtype bf16 --models B/16,L/16 --no-backward --out kernels
+About a second a kernel and core; everything for one architecture takes a few minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+
+from ..gpu.configs import ARCHS
+
+
+def names(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def archs(text: str) -> list[str]:
+    found = names(text)
+    unknown = [name for name in found if name not in ARCHS]
+    if unknown or not found:
+        what = f"unknown architecture {unknown[0]}" if unknown else "no architecture"
+        raise argparse.ArgumentTypeError(f"{what}: choose from {','.join(ARCHS)}")
+    return found
+
+
+def jobs(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
+    return int(text)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", required=True, type=pathlib.Path, metavar="FOLDER", help="where the binaries go"
+    )
+    parser.add_argument(
+        "--arch",
+        type=archs,
+        default=list(ARCHS),
+        metavar="NAME,...",
+        help=f"architectures, of {','.join(ARCHS)} (default all)",
+    )
+    parser.add_argument(
+        "--dtype",
+        type=names,
+        metavar="NAME,...",
+        help="of fp32,tf32,fp16,bf16 (the default), autocast-fp16,autocast-bf16",
+    )
+    parser.add_argument(
+        "--models",
+        type=names,
+        metavar="NAME,...",
+        help='models such as "B/16" or timm\'s names (default Ti to H at 224 pixels)',
+    )
+    parser.add_argument(
+        "--no-backward", action="store_true", help="inference only: half of the kernels"
+    )
+    parser.add_argument(
+        "--jobs", type=jobs, metavar="N", help="processes at once (default one per core)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="also apply the gates on the machine code (spills, tensor instructions, widths)",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    require_triton()
+    from . import aot_list
+
+    precisions = given.dtype or list(aot_list.USUAL)
+    for name in precisions:
+        if name not in aot_list.PRECISIONS:
+            known = ", ".join(aot_list.PRECISIONS)
+            raise ValueError(f"unknown dtype {name!r}; known: {known}")
+    models = given.models or aot_list.MODELS
+    wanted = {
+        arch: aot_list.variants(arch, precisions, models, not given.no_backward)
+        for arch in given.arch
+    }
+    try:
+        result = build(wanted, given.out, given.jobs, given.check)
+    except KeyboardInterrupt:
+        print(f"interrupted: {given.out} is as complete as before")
+        return 130
+    for failure in result.failures:
+        print(f"FAILED {failure.arch} {failure.id}\n       {failure.reason}")
+    broken = [one for one in result.checked if one.broken]
+    for one in broken:
+        print(f"GATE   {one.report.arch} {one.label}\n       {'; '.join(one.broken)}")
+    print(summary(result))
+    return 1 if result.failures or broken else 0
+
+
+def require_triton() -> None:
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"the kernels are compiled with Triton, which is missing ({error}): "
+            "pip install 'vitkern[gpu]'"
+        ) from None
+
+
+def build(wanted: dict, out: os.PathLike, jobs: int | None, check: bool):
+    """`gpu.aot.build` with a bar, after saying how much there is to do."""
+    from ..gpu import aot
+    from .progress import Progress
+
+    counts = ", ".join(f"{len(several)} for {arch}" for arch, several in wanted.items())
+    print(f"kernels: {counts}", flush=True)
+    with Progress("kernels") as progress:
+        return aot.build(wanted, out, jobs, progress, check)
+
+
+def summary(result) -> str:
+    """What a build did, in one line."""
+    earlier = len(result.entries) - result.built
+    kept = f", {result.kept} others of earlier builds kept" if result.kept else ""
+    return (
+        f"{len(result.entries)} kernels, {result.bytes / 1e6:.1f} MB in {result.folder}: "
+        f"{result.built} compiled and {earlier} there already{kept}, {len(result.failures)} failed,"
+        f" {result.seconds:.0f} s"
+    )
