@@ -34,7 +34,7 @@ bench: $(VENV)/built ## all benchmarks and sweeps with eager PyTorch beside each
 	$(PY) -m pytest benchmarks --benchmark-only --scaling $(ARGS)
 	$(PY) -m benchmarks.report
 
-ptx-check: $(VENV)/built ## all operators as Triton compiles them for sm_80, emulated on the CPU: slow
+ptx-check: $(VENV)/built ## all operators as Triton compiles them for sm_80, emulated: 20 minutes
 	$(PY) -m pytest -q -m ptx_full tests/test_gpu_ptx.py $(ARGS)
 
 lint: $(VENV)/installed ## ruff and clang-format, changing nothing

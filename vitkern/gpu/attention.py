@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import configs, philox
-from .gemm import precision_of
+from .gemm import precision_of, rounded
 from .launch import arch_of, cdiv, launch
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -48,18 +48,20 @@ def span(tile, offsets, sequences, S, queries, BM: tl.constexpr):
 def load_tile(
     at, rows, stride, live,
     FIRST: tl.constexpr, WIDTH: tl.constexpr, E: tl.constexpr, MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(rows, WIDTH): channels FIRST... of rows `rows` beyond `at`; 0 where there are none."""
     e = FIRST + tl.arange(0, WIDTH)
     where = at + rows[:, None] * stride + e[None, :]
     if MASK and FIRST + WIDTH > E:
-        return tl.load(where, mask=live[:, None] & (e < E)[None, :], other=0.0)
+        tile = tl.load(where, mask=live[:, None] & (e < E)[None, :], other=0.0)
     elif MASK:
-        return tl.load(where, mask=live[:, None], other=0.0)
+        tile = tl.load(where, mask=live[:, None], other=0.0)
     elif FIRST + WIDTH > E:
-        return tl.load(where, mask=(e < E)[None, :], other=0.0)
+        tile = tl.load(where, mask=(e < E)[None, :], other=0.0)
     else:
-        return tl.load(where)
+        tile = tl.load(where)
+    return rounded(tile, PRECISION)
 
 
 @triton.jit
@@ -82,11 +84,11 @@ def _step(
     n = tl.arange(0, N)
     live = n < end - first
     ahead = tl.cast(first, tl.int64) * stride
-    k = load_tile(k_at + ahead, n, stride, live, 0, E1, E, MASK)
-    v = load_tile(v_at + ahead, n, stride, live, 0, E1, E, MASK)
+    k = load_tile(k_at + ahead, n, stride, live, 0, E1, E, MASK, PRECISION)
+    v = load_tile(v_at + ahead, n, stride, live, 0, E1, E, MASK, PRECISION)
     s = tl.dot(q1, tl.trans(k), input_precision=PRECISION)  # (BM, N)
     if E2 > 0:
-        k = load_tile(k_at + ahead, n, stride, live, E1, E2, E, MASK)
+        k = load_tile(k_at + ahead, n, stride, live, E1, E2, E, MASK, PRECISION)
         s = tl.dot(q2, tl.trans(k), s, input_precision=PRECISION)
     if bias_at is not None:
         at = bias_at + first + tl.arange(0, BM)[:, None] * bias_row + n[None, :]
@@ -112,10 +114,10 @@ def _step(
         rows = head * S + row + tl.arange(0, BM)
         keep = philox.keep_tile(seed, rows, first, S, limit, philox.ELEMENTS, N, QUADS)
         p = tl.where(keep, p, 0.0)
-    p = p.to(v.dtype)
+    p = rounded(p.to(v.dtype), PRECISION)
     sums1 = tl.dot(p, v, sums1 * decay[:, None], input_precision=PRECISION)
     if E2 > 0:
-        v = load_tile(v_at + ahead, n, stride, live, E1, E2, E, MASK)
+        v = load_tile(v_at + ahead, n, stride, live, E1, E2, E, MASK, PRECISION)
         sums2 = tl.dot(p, v, sums2 * decay[:, None], input_precision=PRECISION)
     return sums1, sums2, higher, total
 
@@ -145,10 +147,10 @@ def attention_forward(
     m = tl.arange(0, BM)
     live = m < rows_end - row
     row64 = tl.cast(row, tl.int64)
-    q1 = load_tile(q_at + row64 * stride, m, stride, live, 0, E1, E, True)
+    q1 = load_tile(q_at + row64 * stride, m, stride, live, 0, E1, E, True, PRECISION)
     q2 = q1
     if E2 > 0:
-        q2 = load_tile(q_at + row64 * stride, m, stride, live, E1, E2, E, True)
+        q2 = load_tile(q_at + row64 * stride, m, stride, live, E1, E2, E, True, PRECISION)
     if NEGATIVE:  # `scale` is positive, so that the largest score has the largest product
         q1, q2 = -q1, -q2
     bias_at = None
@@ -185,8 +187,8 @@ def attention_forward(
         store_tile(y_at, m, H * E, live, sums2 * share[:, None], E1, E2, E)
 
 
-# Two halves rather than one wide part: 64 + 64 takes 10 to 60 registers less than 128, and keeps all
-# warps along the rows.
+# Two halves rather than one wide part: 64 + 64 takes 10 to 60 registers less than 128 would, and
+# keeps all warps along the rows.
 _PARTS = (
     (16, 0), (32, 0), (32, 16), (64, 0), (64, 16), (64, 32), (64, 64),
     (128, 16), (128, 32), (128, 64), (128, 128),

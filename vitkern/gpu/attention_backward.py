@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import attention, philox
 from .attention import LOG2E, load_tile, span, store_tile
-from .gemm import precision_of
+from .gemm import precision_of, rounded
 from .launch import cdiv, launch
 
 
@@ -44,13 +44,13 @@ def _queries_step(
     n = tl.arange(0, N)
     live = n < end - first
     ahead = tl.cast(first, tl.int64) * stride
-    k1 = load_tile(k_at + ahead, n, stride, live, 0, E1, E, MASK)
-    v1 = load_tile(v_at + ahead, n, stride, live, 0, E1, E, MASK)
+    k1 = load_tile(k_at + ahead, n, stride, live, 0, E1, E, MASK, PRECISION)
+    v1 = load_tile(v_at + ahead, n, stride, live, 0, E1, E, MASK, PRECISION)
     s = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)  # (BM, N)
     dp = tl.dot(dy1, tl.trans(v1), input_precision=PRECISION)
     if E2 > 0:
-        k2 = load_tile(k_at + ahead, n, stride, live, E1, E2, E, MASK)
-        v2 = load_tile(v_at + ahead, n, stride, live, E1, E2, E, MASK)
+        k2 = load_tile(k_at + ahead, n, stride, live, E1, E2, E, MASK, PRECISION)
+        v2 = load_tile(v_at + ahead, n, stride, live, E1, E2, E, MASK, PRECISION)
         s = tl.dot(q2, tl.trans(k2), s, input_precision=PRECISION)
         dp = tl.dot(dy2, tl.trans(v2), dp, input_precision=PRECISION)
     if bias_at is not None:
@@ -71,7 +71,7 @@ def _queries_step(
     if SHARES:
         norm += tl.sum(p, 1)
     if WRITES:
-        ds, p = ds.to(k1.dtype), p.to(k1.dtype)
+        ds, p = rounded(ds.to(k1.dtype), PRECISION), rounded(p.to(k1.dtype), PRECISION)
         dsum1 = tl.dot(ds, k1, dsum1, input_precision=PRECISION)
         psum1 = tl.dot(p, k1, psum1, input_precision=PRECISION)
         if E2 > 0:
@@ -107,17 +107,17 @@ def attention_backward_queries(
     k_at = q_at + part_stride.to(tl.int64) * UNIT
     v_at = k_at + part_stride.to(tl.int64) * UNIT
     dy_at = dy + (b * dy_b + h * dy_h + row64 * dy_s) * UNIT
-    q1 = load_tile(q_at + row64 * stride, m, stride, live, 0, E1, E, True)
-    dy1 = load_tile(dy_at, m, dy_stride, live, 0, E1, E, True)
+    q1 = load_tile(q_at + row64 * stride, m, stride, live, 0, E1, E, True, PRECISION)
+    dy1 = load_tile(dy_at, m, dy_stride, live, 0, E1, E, True, PRECISION)
     q2, dy2 = q1, dy1
     n = tl.arange(0, BT)
     head_at = v_at + tl.cast(begin, tl.int64) * stride
-    v = load_tile(head_at, n, stride, n < end - begin, 0, E1, E, True)
+    v = load_tile(head_at, n, stride, n < end - begin, 0, E1, E, True, PRECISION)
     dp = tl.dot(dy1, tl.trans(v), input_precision=PRECISION)
     if E2 > 0:
-        q2 = load_tile(q_at + row64 * stride, m, stride, live, E1, E2, E, True)
-        dy2 = load_tile(dy_at, m, dy_stride, live, E1, E2, E, True)
-        v = load_tile(head_at, n, stride, n < end - begin, E1, E2, E, True)
+        q2 = load_tile(q_at + row64 * stride, m, stride, live, E1, E2, E, True, PRECISION)
+        dy2 = load_tile(dy_at, m, dy_stride, live, E1, E2, E, True, PRECISION)
+        v = load_tile(head_at, n, stride, n < end - begin, E1, E2, E, True, PRECISION)
         dp = tl.dot(dy2, tl.trans(v), dp, input_precision=PRECISION)
     guess = tl.sum(dp, 1) / tl.maximum(tl.minimum(end - begin, BT), 1)
     level = tl.load(lse + head * S + row + m, mask=live, other=0.0)
@@ -174,11 +174,11 @@ def _keys_step(
     n = tl.arange(0, N)
     live = n < end - first
     first64 = tl.cast(first, tl.int64)
-    q1 = load_tile(q_at + first64 * stride, n, stride, live, 0, E1, E, MASK)
-    dy1 = load_tile(dy_at + first64 * dy_stride, n, dy_stride, live, 0, E1, E, MASK)
+    q1 = load_tile(q_at + first64 * stride, n, stride, live, 0, E1, E, MASK, PRECISION)
+    dy1 = load_tile(dy_at + first64 * dy_stride, n, dy_stride, live, 0, E1, E, MASK, PRECISION)
     if E2 > 0:
-        q2 = load_tile(q_at + first64 * stride, n, stride, live, E1, E2, E, MASK)
-        dy2 = load_tile(dy_at + first64 * dy_stride, n, dy_stride, live, E1, E2, E, MASK)
+        q2 = load_tile(q_at + first64 * stride, n, stride, live, E1, E2, E, MASK, PRECISION)
+        dy2 = load_tile(dy_at + first64 * dy_stride, n, dy_stride, live, E1, E2, E, MASK, PRECISION)
     if MASK:  # a query that is not there: P = 0
         level = tl.load(lse_at + first + n, mask=live, other=float("inf"))
         delta = tl.load(delta_at + first + n, mask=live, other=0.0)
@@ -202,7 +202,7 @@ def _keys_step(
         index = (head * S + first + n)[None, :] * S + column  # of (B, H, S, S)
         keep = philox.keep(seed, index, limit, philox.ELEMENTS)
         kept = tl.where(keep, p * keep_scale, 0.0)
-    kept = kept.to(q1.dtype)
+    kept = rounded(kept.to(q1.dtype), PRECISION)
     dv1 = tl.dot(kept, dy1, dv1, input_precision=PRECISION)
     if E2 > 0:
         dv2 = tl.dot(kept, dy2, dv2, input_precision=PRECISION)
@@ -211,7 +211,7 @@ def _keys_step(
         dp = tl.dot(v2, tl.trans(dy2), dp, input_precision=PRECISION)
     if DROP:
         dp = tl.where(keep, dp * keep_scale, 0.0)
-    ds = (p * (dp - delta[None, :])).to(q1.dtype)
+    ds = rounded((p * (dp - delta[None, :])).to(q1.dtype), PRECISION)
     dk1 = tl.dot(ds, q1, dk1, input_precision=PRECISION)
     if E2 > 0:
         dk2 = tl.dot(ds, q2, dk2, input_precision=PRECISION)
@@ -239,12 +239,12 @@ def attention_backward_keys(
     k_at = q_at + (part_stride.to(tl.int64) + key64 * s_stride) * UNIT
     v_at = k_at + part_stride.to(tl.int64) * UNIT
     dy_at = dy + (b * dy_b + h * dy_h) * UNIT
-    k1 = load_tile(k_at, m, stride, live, 0, E1, E, True)
-    v1 = load_tile(v_at, m, stride, live, 0, E1, E, True)
+    k1 = load_tile(k_at, m, stride, live, 0, E1, E, True, PRECISION)
+    v1 = load_tile(v_at, m, stride, live, 0, E1, E, True, PRECISION)
     k2, v2 = k1, v1
     if E2 > 0:
-        k2 = load_tile(k_at, m, stride, live, E1, E2, E, True)
-        v2 = load_tile(v_at, m, stride, live, E1, E2, E, True)
+        k2 = load_tile(k_at, m, stride, live, E1, E2, E, True, PRECISION)
+        v2 = load_tile(v_at, m, stride, live, E1, E2, E, True, PRECISION)
     bias_at = None
     if bias is not None:
         bias_at = bias + (b * bias_b + h * bias_h) * BIAS_UNIT + key
@@ -307,18 +307,18 @@ def attention_backward_bias(
         k_at = qkv + (b * b_stride + h * h_stride + part + key64 * s_stride) * UNIT
         v_at = k_at + part * UNIT
         dy_at = dy + (b * dy_b + h * dy_h + row64 * dy_s) * UNIT
-        q = load_tile(q_at, m, stride, rows_live, 0, E1, E, True)
-        k = load_tile(k_at, n, stride, keys_live, 0, E1, E, True)
+        q = load_tile(q_at, m, stride, rows_live, 0, E1, E, True, PRECISION)
+        k = load_tile(k_at, n, stride, keys_live, 0, E1, E, True, PRECISION)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BM, BN)
-        g = load_tile(dy_at, m, dy_stride, rows_live, 0, E1, E, True)
-        v = load_tile(v_at, n, stride, keys_live, 0, E1, E, True)
+        g = load_tile(dy_at, m, dy_stride, rows_live, 0, E1, E, True, PRECISION)
+        v = load_tile(v_at, n, stride, keys_live, 0, E1, E, True, PRECISION)
         dp = tl.dot(g, tl.trans(v), input_precision=PRECISION)
         if E2 > 0:
-            q = load_tile(q_at, m, stride, rows_live, E1, E2, E, True)
-            k = load_tile(k_at, n, stride, keys_live, E1, E2, E, True)
+            q = load_tile(q_at, m, stride, rows_live, E1, E2, E, True, PRECISION)
+            k = load_tile(k_at, n, stride, keys_live, E1, E2, E, True, PRECISION)
             s = tl.dot(q, tl.trans(k), s, input_precision=PRECISION)
-            g = load_tile(dy_at, m, dy_stride, rows_live, E1, E2, E, True)
-            v = load_tile(v_at, n, stride, keys_live, E1, E2, E, True)
+            g = load_tile(dy_at, m, dy_stride, rows_live, E1, E2, E, True, PRECISION)
+            v = load_tile(v_at, n, stride, keys_live, E1, E2, E, True, PRECISION)
             dp = tl.dot(g, tl.trans(v), dp, input_precision=PRECISION)
         rows = (b * H + h) * S + row + m  # of (B, H, S)
         level = tl.load(lse + rows, mask=rows_live, other=0.0)[:, None]

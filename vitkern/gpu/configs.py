@@ -127,6 +127,14 @@ TABLE["patch_embed_forward"] = (
     ),
     Row({"BM": 128, "BN": 128, "BK": 32}, 4, 2, "64 KB hold fp32 pixels, too", ("gfx942",), (16,)),
     Row(
+        {"BM": 128, "BN": 128, "BK": 64},
+        8,
+        3,
+        "half of sm_80's tensor rate: 64 x 32 per warp does, and bytes do not spill",
+        ("sm_86", "sm_89", "sm_120"),
+        (16,),
+    ),
+    Row(
         {"BM": 128, "BN": 128, "BK": 32},
         4,
         4,
