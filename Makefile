@@ -16,7 +16,7 @@ CXX_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp')
 NATIVE_SOURCES = $(shell find csrc -type f) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench ptx-check lint format native-test docs clean
+.PHONY: help setup demo test bench ptx-check gpu-check lint format native-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -26,8 +26,8 @@ setup: $(VENV)/built ## environment and extension (the others do it by themselve
 demo: $(VENV)/built ## check ViT against PyTorch on this machine, time both, save the picture
 	$(PY) -m vitkern demo $(ARGS)
 
-test: $(VENV)/built ## all tests
-	$(PY) -m pytest -q $(ARGS)
+test: $(VENV)/built ## all tests, in two processes
+	$(PY) -m pytest -q -n 2 $(ARGS)
 
 bench: $(VENV)/built ## all benchmarks and sweeps with eager PyTorch beside each, then the report: 10 minutes
 	@echo "about 10 minutes on 2 cores; close everything else"
