@@ -50,8 +50,8 @@ class _Rounded(torch.autograd.Function):
         return round_to_tf32(grad)
 
 
-# One unit in the last place of what a product's operands keep, relative. Three tf32 products keep 21
-# to 22 bits of a number, so that fp32 gets a little more room than a product of whole numbers.
+# One unit in the last place of what a product's operands keep, relative. Three tf32 products keep
+# 21 to 22 bits of a number, so that fp32 gets a little more room than a product of whole numbers.
 EPS = {"fp32": 2**-21, "tf32": 2**-10, "fp16": 2**-10, "bf16": 2**-7}
 ROOM = {"fp32": 1.5, "tf32": 1.0, "fp16": 1.0, "bf16": 1.0}
 FEW = 50  # numbers: too few for torch's own error on them to be more than luck

@@ -44,6 +44,32 @@ def test_accepts_any_layout(spec, layout):
     contract.check_gradients(spec, grads, inputs, names, "fp32")
 
 
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_accepts_vectors_whose_numbers_are_apart(spec):
+    inputs = spec.make_inputs(spec.cases[3], torch.float32)
+    apart = {
+        n: torch.stack([t, t * 0], -1)[..., 0] if t.ndim == 1 and t.is_floating_point() else t
+        for n, t in inputs.items()
+    }
+    names = contract.differentiable(spec, inputs)
+    with contract.gpu("fp32"):
+        results, grads = contract.run(spec, apart), contract.run_backward(spec, apart, names)
+    contract.check(spec, results, inputs, "fp32")
+    contract.check_gradients(spec, grads, inputs, names, "fp32")
+
+
+def test_asks_for_no_more_gradients_than_needed():
+    """Any subset, in argument order, with the same numbers as all of them."""
+    spec = REGISTRY["mlp+dropout"]
+    inputs = spec.make_inputs(spec.cases[2], torch.float32)
+    names = contract.differentiable(spec, inputs)
+    with contract.gpu("fp32"):
+        everything = dict(zip(names, contract.run_backward(spec, inputs, names), strict=True))
+        for subset in (names[:1], names[1:2], names[3:5], names[5:6], names[-1:]):
+            for name, g in zip(subset, contract.run_backward(spec, inputs, subset), strict=True):
+                assert torch.equal(g, everything[name]), name
+
+
 LARGE = {  # more rows than the table's bucket for few, and every tile cut off somewhere
     "norm_linear+gelu": {"M": 600, "K": 128, "N": 272},
     "linear_residual+gamma": {"B": 3, "S": 200, "K": 192, "N": 144},

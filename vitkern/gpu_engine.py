@@ -30,6 +30,7 @@ DTYPES = {
 }
 MODEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 IMAGE_DTYPES = (*MODEL_DTYPES, torch.uint8)
+LARGEST_HEAD = 256  # channels (gpu/attention.py)
 PLANS_KEPT = 8  # with their buffers: shapes of images, streams
 
 
@@ -43,10 +44,14 @@ def why_not(model: ViT, image: Tensor, precision: str) -> str:
         return f"the image is on {image.device}, the model on {model.device}"
     if model.config.qk_norm:
         return "the GPU engine does not normalise queries and keys"
+    if model.config.head_dim > LARGEST_HEAD:
+        return f"heads are wider than {LARGEST_HEAD} channels"
     if not image.shape[0]:
         return "there is nothing to compute"
     engine = model._engines.get(precision)
     if engine is None or engine.stale():
+        if image.is_cuda and torch.cuda.is_current_stream_capturing():
+            return "weights would be folded inside a CUDA graph: make one forward before capturing"
         return unpackable(model, model.device.type, MODEL_DTYPES)
     return ""
 
@@ -93,11 +98,16 @@ class GpuEngine(Snapshot):
             if self._whole and c.classes:
                 self._head = self._fold(norm, model.head)
             self._last_norm = norm
+            statistics = ((c.mean or (0.0,) * c.channels), (c.std or (1.0,) * c.channels))
+            made = {"dtype": torch.float32, "device": model.device}
+            self._pixels = tuple(torch.tensor(t, **made) for t in statistics)
+        if model.device.type == "cuda":  # another stream may use the folded weights next
+            torch.cuda.current_stream(model.device).synchronize()
 
     @property
     def launches(self) -> dict[str, int]:
         """Launches of each plan there is, by what it computes."""
-        return {str(key[:2]): len(made.launches) for key, made in self._plans.items()}
+        return {str(key[:2]): made.count for key, made in self._plans.items()}
 
     @property
     def native(self) -> bool:
@@ -125,6 +135,11 @@ class GpuEngine(Snapshot):
         aligned = image.data_ptr() % 16 == 0  # a promise of the binaries
         stream = torch.cuda.current_stream(image.device).cuda_stream if image.is_cuda else 0
         key = (want, tuple(image.shape), image.stride(), image.dtype, aligned, stream)
+        if image.is_cuda and torch.cuda.is_current_stream_capturing():
+            # The graph owns what is made now, and fills it only when it is replayed.
+            with torch.no_grad():
+                self._plan(want, image, y).run(image, y)
+            return y
         made = self._plans.get(key)
         if made is None:
             with torch.no_grad():
@@ -167,7 +182,7 @@ class GpuEngine(Snapshot):
     def _embed(self, image: Tensor, grid: tuple[int, int], buffers: Buffers) -> Stream:
         c, model = self._config, self.model
         prefix, position = model.position_rows(*grid)
-        mean, std = model._pixel_stats(image)
+        mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)
         width = patch_embed.part_width(self._filters, image.shape[0] * grid[0] * grid[1])
         stream = buffers.stream(buffers.S, width)
         patch_embed.embed(

@@ -62,6 +62,7 @@ class Operator:
     native: str  # "module:function" on the CPU, imported on its first call
     derive: Callable[[dict[str, int]], dict[str, int]] = lambda sizes: {}  # axes from other axes
     integers: frozenset[str] = frozenset({"seed", "offsets"})  # tensors that need not be floats
+    on_gpu: Callable[[dict[str, int]], bool] = lambda sizes: True  # whether the GPU kernels serve
     passed: frozenset[str] = frozenset()  # arguments whose gradient is the result's, as it is
 
     @property

@@ -49,7 +49,7 @@ class DeviceExecutor:
         """One C++ call for all launches, or None when a binary is missing."""
         if self._binaries is None or not all(map(self._binaries.has, launches)):
             return None
-        return self._binaries.plan(launches, slots)
+        return _Counted(self._binaries.plan(launches, slots), self.served)
 
     def status(self) -> str:
         """One line for `explain()`: what starts the kernels here."""
@@ -62,6 +62,17 @@ class DeviceExecutor:
             source += ", Triton's compiler where one is missing"
         served = ", ".join(f"{count} by {name}" for name, count in self.served.items())
         return f"{source}; launches so far: {served or 'none'}"
+
+
+class _Counted:
+    """A plan whose launches are counted as the executor's own."""
+
+    def __init__(self, plan: binary.Plan, served: collections.Counter[str]) -> None:
+        self._plan, self._served = plan, served
+
+    def run(self, *slots) -> None:
+        self._plan.run(*slots)
+        self._served["binaries"] += self._plan.launches
 
 
 def arch_name(device: torch.device) -> str:
@@ -82,7 +93,10 @@ _folder: str | None = None
 
 
 def use_binaries(folder: str | os.PathLike | None) -> None:
-    """Launch this folder's binaries from now on; None for Triton's compiler alone."""
+    """Launch this folder's binaries from now on; None for Triton's compiler alone.
+
+    A model that has run on a GPU keeps what it has until `model.repack()`.
+    """
     global _folder
     _folder = "" if folder is None else os.fspath(folder)
     _store(_folder)  # a bad folder is an error here, not in the middle of a forward

@@ -112,6 +112,11 @@ def rows_of(t: Tensor) -> tuple[Tensor, int]:
     return flat, flat.stride(0) if flat.shape[0] > 1 else flat.shape[1]
 
 
+def vector(t: Tensor | None) -> Tensor | None:
+    """A per-channel vector as kernels read it: contiguous, itself where it is that already."""
+    return None if t is None else t.contiguous()
+
+
 def precision_of(weight: Tensor) -> str:
     """tl.dot's input_precision for this weight: what the executor or torch's own setting asks."""
     if weight.dtype != torch.float32:
@@ -119,8 +124,14 @@ def precision_of(weight: Tensor) -> str:
     executor = launch.executor_of(weight)
     tf32 = getattr(executor, "tf32", None)
     if tf32 is None:
-        tf32 = torch.get_float32_matmul_precision() != "highest"
+        tf32 = _torch_allows_tf32()
     return configs.dot_precision(executor.arch, tf32)
+
+
+def _torch_allows_tf32() -> bool:
+    """What torch.set_float32_matmul_precision or its newer switch says."""
+    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # since torch 2.9
+    return (newer or torch.get_float32_matmul_precision()) in ("tf32", "high", "medium")
 
 
 def row_for(kernel: str, weight: Tensor, **sizes: int) -> configs.Row:

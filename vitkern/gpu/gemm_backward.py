@@ -178,7 +178,7 @@ def input_gradient(
     row = gemm.row_for("input_gradient", weight, M=M)
     launch.launch(
         input_gradient_kernel, gemm.tiles(M, K, row), row, ("dx", "hidden"),
-        grad=grad, weight=weight, gamma=gamma, pre=pre, dx=dx, hidden=hidden,
+        grad=grad, weight=weight, gamma=gemm.vector(gamma), pre=pre, dx=dx, hidden=hidden,
         seed=seed if dropout_p else None, M=M, N=N, K=K, grad_stride=grad_stride,
         limit=philox.threshold(dropout_p), keep_scale=philox.scale(dropout_p),
         ACTIVATION=activation, EVEN=gemm.even(N, row) and K % row.blocks["BN"] == 0,
@@ -196,7 +196,7 @@ def weight_gradient(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(dweight, dbias, dgamma) of gamma * (x weight^T + bias); None for what the layer lacks."""
     (grad, grad_stride), (x, x_stride) = gemm.rows_of(grad), gemm.rows_of(x)
-    weight = weight.contiguous()
+    weight, bias, gamma = weight.contiguous(), gemm.vector(bias), gemm.vector(gamma)
     (M, N), K = grad.shape, x.shape[1]
     row = gemm.row_for("weight_gradient", weight)
     (blocks,) = gemm.tiles(N, K, row)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import configs, launch
-from .gemm import rows_of
+from .gemm import rows_of, vector
 from .moments import store as store_moments
 from .sums import sum_parts
 
@@ -142,7 +142,7 @@ def normalise(
     row = _row("layernorm_forward", x)
     launch.launch(
         layernorm_forward, (launch.cdiv(M, row.blocks["BM"]),), row, ("y", "stats", "moments"),
-        x=x, weight=weight, bias=bias, y=y, stats=stats, moments=moments, M=M, D=D,
+        x=x, weight=vector(weight), bias=vector(bias), y=y, stats=stats, moments=moments, M=M, D=D,
         x_stride=x_stride, eps=eps, BD=block(D),
     )  # fmt: skip
 
@@ -188,8 +188,9 @@ def norm_backward(
     row = _row("layernorm_backward", x)
     launch.launch(
         layernorm_backward, (programs,), row, ("dx", "h", "parts"),
-        grad=grad, x=x, stats=stats, weight=weight, bias=None if h is None else bias,
-        residual=residual, dx=dx, h=h, parts=parts, M=M, D=D, grad_stride=grad_stride,
+        grad=grad, x=x, stats=stats, weight=vector(weight),
+        bias=None if h is None else vector(bias), residual=residual, dx=dx, h=h,
+        parts=parts, M=M, D=D, grad_stride=grad_stride,
         x_stride=x_stride, residual_stride=residual_stride, BD=block(D), ROWS=ROWS,
     )  # fmt: skip
     grads = {names[0]: dx} | {n: v.new_empty(v.shape) for n, v in vectors.items()}

@@ -83,7 +83,8 @@ def residual_linear(
     row = gemm.row_for("linear_residual", weight, M=M)
     launch.launch(
         linear_residual_forward, gemm.tiles(M, N, row), row, ("y", "parts"),
-        x=x, weight=weight, bias=bias, residual=residual, gamma=gamma, y=y, parts=parts,
+        x=x, weight=weight, bias=gemm.vector(bias), residual=residual,
+        gamma=gemm.vector(gamma), y=y, parts=parts,
         element_seed=seed if dropout_p else None, path_seed=seed if drop_path_p else None,
         M=M, N=N, K=K, S=S, x_stride=x_stride, residual_stride=residual_stride,
         limit=philox.threshold(dropout_p), keep_scale=philox.scale(dropout_p),

@@ -49,7 +49,8 @@ def backward(grad, args, saved, needs) -> list[Tensor]:
     if needs & {"fc2_weight", "fc2_bias", "gamma"}:
         found = weight_gradient(raw, hidden, fc2_weight, fc2_bias, gamma)
         grads |= dict(zip(("fc2_weight", "fc2_bias", "gamma"), found, strict=True))
-    grads |= normalised_linear_backward(
-        dpre, x, stats, norm_weight, norm_bias, fc1_weight, fc1_bias, needs, _NAMES[:5], grad
-    )
+    if needs & set(_NAMES[:5]):
+        grads |= normalised_linear_backward(
+            dpre, x, stats, norm_weight, norm_bias, fc1_weight, fc1_bias, needs, _NAMES[:5], grad
+        )
     return [grads[name] for name in _NAMES if name in needs]

@@ -106,9 +106,10 @@ def normalised_linear(
     row = gemm.row_for("norm_linear", weight, M=M)
     launch.launch(
         norm_linear_forward, gemm.tiles(M, N, row), row, ("y", "pre"),
-        x=x, stats=stats, norm_weight=norm_weight.contiguous(), norm_bias=norm_bias.contiguous(),
-        weight=weight, bias=bias, y=y, pre=pre, seed=seed if dropout_p else None, M=M, N=N, K=K,
-        x_stride=x_stride, limit=philox.threshold(dropout_p), keep_scale=philox.scale(dropout_p),
+        x=x, stats=stats, norm_weight=gemm.vector(norm_weight), norm_bias=gemm.vector(norm_bias),
+        weight=weight, bias=gemm.vector(bias), y=y, pre=pre, seed=seed if dropout_p else None,
+        M=M, N=N, K=K, x_stride=x_stride, limit=philox.threshold(dropout_p),
+        keep_scale=philox.scale(dropout_p),
         ACTIVATION=activation, EVEN=gemm.even(K, row), QUADS=N % 4 == 0,
         PRECISION=gemm.precision_of(weight),
     )  # fmt: skip

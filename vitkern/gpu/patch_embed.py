@@ -165,8 +165,8 @@ def embed(
     (prefix, prefix_stride), (position, position_stride) = map(_rows, (prefix, position))
     launch.launch(
         patch_embed_forward, (blocks * launch.cdiv(D, row.blocks["BN"]),), row, ("y", "moments"),
-        **seen, weight=weight, bias=_vector(bias), prefix=prefix, position=position,
-        mean=_vector(mean), std=_vector(std), seed=seed if dropout_p else None, y=y,
+        **seen, weight=weight, bias=gemm.vector(bias), prefix=prefix, position=position,
+        mean=gemm.vector(mean), std=gemm.vector(std), seed=seed if dropout_p else None, y=y,
         moments=moments, B=B, T=T, D=D, prefix_stride=prefix_stride,
         position_stride=position_stride, limit=philox.threshold(dropout_p),
         scale=philox.scale(dropout_p), GATHER=gather,
@@ -176,10 +176,6 @@ def embed(
 
 def _rows(t: Tensor | None) -> tuple[Tensor | None, int]:
     return (None, 0) if t is None or not t.numel() else gemm.rows_of(t)
-
-
-def _vector(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.contiguous()
 
 
 def forward(n, results, image, weight, bias, prefix, position, mean, std, dropout_p, seed) -> None:

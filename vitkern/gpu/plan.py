@@ -34,11 +34,15 @@ class Plan:
     def __init__(
         self, executor: Executor, launches: Sequence[Launch], slots: Sequence[Tensor]
     ) -> None:
-        self.executor, self.launches = executor, list(launches)
+        self.executor, self.count = executor, len(launches)
         self._lock = threading.Lock()
         make = getattr(executor, "plan", None)
-        self._native = make(self.launches, slots) if make else None
-        self._moves = [] if self._native else [_moves(launch, slots) for launch in self.launches]
+        self._native = make(launches, slots) if make else None
+        self._moves = [] if self._native else [_moves(launch, slots) for launch in launches]
+        self._launches = [
+            _without(launch, moves)
+            for launch, moves in zip(launches, self._moves, strict=not self._native)
+        ]
         used = {index for moves in self._moves for index, _ in moves.values()}
         if not self._native and len(used) < len(slots):  # a launcher copied it: stale at next call
             raise ValueError(f"vitkern: the plan uses slots {sorted(used)} of {len(slots)}")
@@ -52,11 +56,16 @@ class Plan:
             if self._native is not None:
                 self._native.run(*slots)
                 return
-            for launch, moves in zip(self.launches, self._moves, strict=True):
+            for launch, moves in zip(self._launches, self._moves, strict=True):
                 if moves:
                     moved = {name: view(slots[i]) for name, (i, view) in moves.items()}
                     launch = dataclasses.replace(launch, arguments=launch.arguments | moved)
                 self.executor.run(launch)
+
+
+def _without(launch: Launch, moves: dict) -> Launch:
+    """The launch without the first call's tensors, which would be kept alive."""
+    return dataclasses.replace(launch, arguments=launch.arguments | dict.fromkeys(moves))
 
 
 def _moves(launch: Launch, slots: Sequence[Tensor]) -> dict[str, tuple[int, Callable]]:

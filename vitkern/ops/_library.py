@@ -34,7 +34,8 @@ def define(op: Operator) -> Callable:
     )
     _LIBRARY.impl(op.name, _checked_reference(op), "CompositeExplicitAutograd")
     _LIBRARY.impl(op.name, _planned(op, lambda: resolve(op.native), NATIVE_DTYPES), "CPU")
-    _LIBRARY.impl(op.name, _planned(op, lambda: _gpu(op, "forward"), GPU_DTYPES), "CUDA")
+    gpu = _planned(op, lambda: _gpu(op, "forward"), GPU_DTYPES, op.on_gpu)
+    _LIBRARY.impl(op.name, gpu, "CUDA")
     _define_backward(op)
     return _transformable(op)
 
@@ -86,8 +87,13 @@ def _gpu(op: Operator, direction: str) -> Callable | None:
         return None
 
 
-def _planned(op: Operator, load: Callable[[], Callable | None], dtypes: frozenset) -> Callable:
-    """The kernel that `load` imports, for the dtypes it has, else the reference.
+def _planned(
+    op: Operator,
+    load: Callable[[], Callable | None],
+    dtypes: frozenset,
+    serves: Callable[[dict[str, int]], bool] = lambda sizes: True,
+) -> Callable:
+    """The kernel that `load` imports, for the dtypes and sizes it serves, else the reference.
 
     Checking shapes by their axis strings takes 20 us: the plan of a call is kept for the next call
     with the same shapes and dtypes.
@@ -96,14 +102,17 @@ def _planned(op: Operator, load: Callable[[], Callable | None], dtypes: frozense
     plans: dict[tuple, Plan] = {}
 
     def call(*args):
-        key = tuple([(a.shape, a.dtype) if isinstance(a, Tensor) else a for a in args])
+        key = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else a for a in args])
         plan = plans.get(key)
         if plan is None:
             if load() is None or not dtypes.issuperset(_float_dtypes(args)):
                 return reference(*args)
             if len(plans) >= PLANS_KEPT:
                 plans.clear()
-            plan = plans[key] = op.plan(_named(op, args))
+            plan = op.plan(_named(op, args))
+            if not serves(plan.sizes):
+                return reference(*args)
+            plans[key] = plan
         results = plan.allocate(args[0])
         load()(plan.sizes, results, *args)
         return _bare(results)
@@ -134,7 +143,8 @@ def _define_backward(op: Operator) -> None:
 
     def gpu(grad: Tensor, *rest) -> list[Tensor]:
         args, (saved, needs) = rest[:count], rest[count:]
-        if kernel() is None or not GPU_DTYPES.issuperset(_float_dtypes((grad, *args))):
+        known = GPU_DTYPES.issuperset(_float_dtypes((grad, *args)))
+        if kernel() is None or not known or not op.on_gpu(op.bind(_named(op, args))):
             return call(grad, *rest)
         return kernel()(grad, args, saved, _named_needs(op, needs))
 

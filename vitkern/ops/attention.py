@@ -69,6 +69,7 @@ OP = Operator(
     backward=backward,
     differentiable=("qkv", "bias"),
     native="vitkern.cpu:attention",
+    on_gpu=lambda n: n["E"] <= 256,
 )
 
 
@@ -177,7 +178,10 @@ def _check_offsets(qkv: Tensor, bias: Tensor | None, offsets: Tensor) -> None:
             f"attention: offsets must be int32 of at least two elements, got {offsets.dtype} of"
             f" shape {tuple(offsets.shape)}"
         )
-    if offsets.device.type == "cpu":  # elsewhere a look would wait for the device
+    if offsets.device.type == "cuda":  # a look would wait for the device
+        ascends = (offsets[0] == 0) & (offsets[-1] == qkv.shape[1]) & (offsets.diff() >= 0).all()
+        torch._assert_async(ascends, "attention: offsets must ascend from 0 to S")
+    if offsets.device.type == "cpu":
         ends = offsets.tolist()
         if ends[0] != 0 or ends[-1] != qkv.shape[1] or sorted(ends) != ends:
             raise ValueError(
