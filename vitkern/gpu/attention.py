@@ -27,7 +27,8 @@ def span(tile, offsets, sequences, S, queries, BM: tl.constexpr):
     """(first row, end of rows, first key, end of keys) of a tile of BM queries.
 
     Sequence i owns the tiles from offsets[i] // BM + i on: at least as many as it needs, so no
-    prefix sum and no look at the offsets by the host. A tile beyond its end gets no keys.
+    prefix sum and no look at the offsets by the host. A tile beyond its end gets no keys, and
+    offsets that do not ascend from 0 to S nothing outside of the tensor.
     """
     if offsets is None:
         row, rows_end, begin, end = tile * BM, queries, 0, S
@@ -37,9 +38,10 @@ def span(tile, offsets, sequences, S, queries, BM: tl.constexpr):
             i = start + tl.arange(0, SCAN)
             begins = tl.load(offsets + i, mask=i < sequences, other=0)
             owner += tl.sum(((begins // BM + i <= tile) & (i < sequences)).to(tl.int32))
+        owner = tl.maximum(owner, 0)
         rows_end = tl.minimum(tl.load(offsets + owner + 1), S)
         begin = tl.minimum(tl.maximum(tl.load(offsets + owner), 0), rows_end)
-        row = begin + (tile - begin // BM - owner) * BM
+        row = tl.maximum(begin + (tile - begin // BM - owner) * BM, begin)
         end = tl.where(row < rows_end, rows_end, begin)
     return row, rows_end, begin, end
 
@@ -177,7 +179,8 @@ def attention_forward(
     if lse is not None:
         if bias is None:
             top *= LN2
-        tl.store(lse + head * queries + row + m, top + tl.log(total), mask=live)
+        level = tl.where(top == float("inf"), top, top + tl.log(total))  # total is NaN there
+        tl.store(lse + head * queries + row + m, level, mask=live)
     share = 1.0 / total
     if DROP:
         share *= keep_scale
@@ -231,12 +234,19 @@ def bias_arguments(bias: Tensor | None) -> dict[str, object]:
     return dict(bias=bias, bias_b=b, bias_h=h, bias_s=s, BIAS_UNIT=size)
 
 
-def dropout_arguments(p: float, seed: Tensor | None) -> dict[str, object]:
+def plain(offsets: Tensor | None) -> Tensor | None:
+    return None if offsets is None else offsets.contiguous()
+
+
+def dropout_arguments(
+    p: float, seed: Tensor | None, offsets: Tensor | None, S: int
+) -> dict[str, object]:
     return dict(
         seed=seed if p else None,
         limit=philox.threshold(p),
         keep_scale=float(philox.scale(p)),
         DROP=p > 0,
+        QUADS=p > 0 and S % 4 == 0 and offsets is None,  # tiles start at multiples of 4
     )
 
 
@@ -248,8 +258,8 @@ def tiles_of(offsets: Tensor | None, queries: int, BM: int) -> tuple[int, int]:
     return queries // BM + sequences, sequences
 
 
-def row_for(kernel: str, qkv: Tensor, queries: int) -> configs.Row:
-    """The launch table's row.
+def row_for(kernel: str, qkv: Tensor, queries: int, extra: bool) -> configs.Row:
+    """The launch table's row; `extra`: with a bias or dropout.
 
     `programs` is how many there are with 128 rows each; `waste` how much work, in percent, such
     tiles waste over tiles of 64 (their last one can be half empty).
@@ -257,8 +267,8 @@ def row_for(kernel: str, qkv: Tensor, queries: int) -> configs.Row:
     B, _, _, H, E = qkv.shape
     waste = 64 * 100 // queries if 0 < queries % 128 <= 64 else 0
     return configs.pick(
-        kernel, arch_of(qkv), 8 * qkv.element_size(),
-        E=sum(parts(E)), Q=queries, programs=B * H * cdiv(queries, 128), waste=waste,
+        kernel, arch_of(qkv), 8 * qkv.element_size(), E=sum(parts(E)), extra=int(extra),
+        programs=B * H * cdiv(queries, 128), waste=waste,
     )  # fmt: skip
 
 
@@ -273,22 +283,26 @@ def attend(
     offsets: Tensor | None,
     queries: int,
 ) -> None:
-    """y (B, queries, H, E), and lse (B, H, queries) if given, of the first `queries` rows."""
+    """y (B, queries, H, E), and lse (B, H, queries) if given, of the first `queries` rows.
+
+    `queries` is less than S where only a class token's row is wanted; with offsets it is S.
+    """
     B, S, _, H, E = qkv.shape
     qkv = by_rows(qkv)
     steps = strides(qkv, 0, 1, 2, 3)
     size = unit(steps)
     b_stride, s_stride, part_stride, h_stride = (step // size for step in steps)
-    row = row_for("attention_forward", qkv, max(queries, 1))
+    extra = bias is not None or dropout_p > 0
+    row = row_for("attention_forward", qkv, max(queries, 1), extra)
     tiles, sequences = tiles_of(offsets, queries, row.blocks["BM"])
     E1, E2 = parts(E)
     launch(
         attention_forward, (tiles * H * B,), row, writes=("y",) if lse is None else ("y", "lse"),
-        qkv=qkv, y=y, lse=lse, offsets=offsets, **bias_arguments(bias),
-        **dropout_arguments(dropout_p, seed), b_stride=b_stride, s_stride=s_stride,
+        qkv=qkv, y=y, lse=lse, offsets=plain(offsets), **bias_arguments(bias),
+        **dropout_arguments(dropout_p, seed, offsets, S), b_stride=b_stride, s_stride=s_stride,
         part_stride=part_stride, h_stride=h_stride, sequences=sequences, S=S, queries=queries, H=H,
         tiles=tiles, scale=abs(float(scale)), E=E, E1=E1, E2=E2, UNIT=size, NEGATIVE=scale < 0,
-        QUADS=S % 4 == 0 and offsets is None, PRECISION=precision_of(qkv),
+        PRECISION=precision_of(qkv),
     )  # fmt: skip
 
 

@@ -188,38 +188,49 @@ TABLE["patch_embed_token_sums"] = (
 # ---- attention ----
 
 # E is the padded head dim, `programs` their count with 128 rows each, `waste` what such tiles lose
-# over tiles of 64, in percent (gpu/attention.py row_for). Rows that `programs` tells apart have the
-# same BN, so that a sample's result does not depend on its batch. BT is the tail's width.
+# over tiles of 64, in percent, `extra` 1 with a bias or dropout (gpu/attention.py row_for). Rows
+# that `programs` tells apart have the same BN, so that a sample's result does not depend on its
+# batch. BT is the tail's width.
 _SM8X = ("sm_80", "sm_86", "sm_89")
 _SMALL_SHARED = ("sm_86", "sm_89", "sm_120")  # 99 KiB a block
 _SYNC = ("sm_80", "sm_86", "sm_89", "sm_120")  # mma.sync only
 _WIDE = ("sm_90", "sm_100")  # products read shared memory themselves: wgmma, tcgen05
 _AMD = ("gfx942",)
+_NVIDIA = (*_SYNC, *_WIDE)
 
 
 def _walk(BM: int, BN: int) -> dict[str, int]:
     return {"BM": BM, "BN": BN, "BT": 16}
 
 
+def _plain(*rows: Row) -> tuple[Row, ...]:
+    """Rows that leave no registers for a bias or dropout."""
+    return tuple(row._replace(upto={**row.upto, "extra": 0}) for row in rows)
+
+
+_EXTRA = "a tile of scores more in registers"
 _FEW = "few programs: tiles of 64 rows use twice the multiprocessors"
 _SPLIT = "three tf32 products: each operand is held twice, so smaller tiles"
 TABLE["attention_forward"] = (
-    Row(_walk(64, 64), 4, 3, _FEW, ("sm_80",), (16,), {"E": 80, "programs": 128}),
-    Row(
-        _walk(128, 64), 4, 3, "32 rows a warp: 40 ldmatrix feed 128 products, tensor-bound",
-        ("sm_80",), (16,), {"E": 80, "waste": 6},
+    *_plain(
+        Row(_walk(64, 64), 4, 3, _FEW, ("sm_80",), (16,), {"E": 80, "programs": 128}),
+        Row(
+            _walk(128, 64), 4, 3, "32 rows a warp: 40 ldmatrix feed 128 products, tensor-bound",
+            ("sm_80",), (16,), {"E": 80, "waste": 6},
+        ),
+        Row(_walk(64, 64), 2, 3, "the same per warp, half the tile", ("sm_80",), (16,), {"E": 80}),
+        Row(_walk(128, 32), 4, 3, "64 keys would spill", ("sm_80",), (16,), {"E": 96}),
+        Row(_walk(64, 64), 4, 3, _FEW, ("sm_80",), (16,), {"E": 128, "programs": 128}),
+        Row(_walk(128, 64), 8, 3, "32 rows a warp would spill", ("sm_80",), (16,), {"E": 128}),
+        Row(
+            _walk(64, 64), 4, 2, "tensor cores at half of sm_80's rate: 16 rows a warp suffice",
+            _SMALL_SHARED, (16,), {"E": 128},
+        ),
+        Row(_walk(64, 64), 4, 3, _FEW, _WIDE, (16,), {"E": 128, "programs": 128}),
+        Row(_walk(128, 64), 4, 3, "exp2 bound, two blocks", _WIDE, (16,), {"E": 96}),
+        Row(_walk(128, 64), 8, 3, "32 rows a warp would spill", _WIDE, (16,), {"E": 128}),
     ),
-    Row(_walk(64, 64), 2, 3, "the same per warp, half the tile", ("sm_80",), (16,), {"E": 80}),
-    Row(_walk(128, 32), 4, 3, "64 keys would spill", ("sm_80",), (16,), {"E": 96}),
-    Row(_walk(64, 64), 4, 3, _FEW, ("sm_80",), (16,), {"E": 128, "programs": 128}),
-    Row(_walk(128, 64), 8, 3, "32 rows a warp would spill", ("sm_80",), (16,), {"E": 128}),
-    Row(
-        _walk(64, 64), 4, 2, "tensor cores at half of sm_80's rate: 16 rows a warp suffice",
-        _SMALL_SHARED, (16,), {"E": 128},
-    ),
-    Row(_walk(64, 64), 4, 3, _FEW, _WIDE, (16,), {"E": 128, "programs": 128}),
-    Row(_walk(128, 64), 4, 3, "exp2 and shared memory bound, two blocks", _WIDE, (16,), {"E": 96}),
-    Row(_walk(128, 64), 8, 3, "32 rows a warp would spill", _WIDE, (16,), {"E": 128}),
+    Row(_walk(64, 64), 4, 2, _EXTRA, _NVIDIA, (16,), {"E": 128}),
     Row(_walk(128, 64), 8, 2, "192 KiB at E = 256", _WIDE, (16,)),
     Row(_walk(128, 64), 4, 1, "four waves of 32 rows", _AMD, (16,), {"E": 128}),
     Row(_walk(64, 32), 4, 1, "64 KiB of shared memory", _AMD),
@@ -244,36 +255,42 @@ _BACKWARD_FP32 = (
     Row(_walk(16, 16), 8, 1, "fits 99 KiB at E = 256", ARCHS, (32,)),
 )
 TABLE["attention_backward_queries"] = (
-    Row(_walk(64, 64), 4, 2, _TWO_SUMS, _SM8X, (16,), {"E": 80}),
-    Row(_walk(64, 64), 4, 3, _TWO_SUMS, ("sm_120",), (16,), {"E": 64}),
-    Row(_walk(32, 32), 2, 2, "64 keys would spill", ("sm_120",), (16,), {"E": 80}),
-    Row(_walk(64, 32), 4, 2, "64 keys would spill", _SYNC, (16,), {"E": 128}),
+    *_plain(
+        Row(_walk(64, 64), 4, 2, _TWO_SUMS, _SM8X, (16,), {"E": 80}),
+        Row(_walk(64, 64), 4, 3, _TWO_SUMS, ("sm_120",), (16,), {"E": 64}),
+        Row(_walk(32, 32), 2, 2, "64 keys would spill", ("sm_120",), (16,), {"E": 80}),
+        Row(_walk(64, 32), 4, 2, "64 keys would spill", _SYNC, (16,), {"E": 128}),
+        Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_90",), (16,), {"E": 96}),
+        Row(_walk(128, 64), 8, 2, "all products at the tensor cores' rate", ("sm_90",), (16,),
+            {"E": 128}),
+        Row(_walk(128, 64), 4, 2, "sums in tensor memory", ("sm_100",), (16,), {"E": 80}),
+        Row(_walk(64, 64), 4, 2, "the tensor memory's limit", ("sm_100",), (16,), {"E": 128}),
+    ),
+    Row(_walk(64, 32), 4, 2, _EXTRA, _NVIDIA, (16,), {"E": 128}),
     Row(_walk(32, 32), 4, 2, "two warps share a row's channels", _SYNC, (16,)),
-    Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_90",), (16,), {"E": 96}),
-    Row(_walk(128, 64), 8, 2, "all products at the tensor cores' rate", ("sm_90",), (16,),
-        {"E": 128}),
     Row(_walk(64, 32), 8, 2, "two warpgroups share a row's channels", ("sm_90",), (16,)),
-    Row(_walk(128, 64), 4, 2, "sums in tensor memory", ("sm_100",), (16,), {"E": 80}),
-    Row(_walk(64, 64), 4, 2, "128 rows exceed the tensor memory", ("sm_100",), (16,), {"E": 128}),
     Row(_walk(64, 32), 4, 2, "152 KiB at E = 256", ("sm_100",), (16,)),
     Row(_walk(128, 32), 4, 1, "four waves of 32 rows", _AMD, (16,), {"E": 128}),
     Row(_walk(64, 32), 4, 1, "512 registers at E = 256", _AMD, (16,)),
     *_BACKWARD_FP32,
 )  # fmt: skip
 TABLE["attention_backward_keys"] = (
-    Row(_walk(64, 64), 4, 2, _TWO_SUMS, _SM8X, (16,), {"E": 96}),
-    Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_120",), (16,), {"E": 64}),
-    Row(_walk(32, 32), 2, 2, "64 queries would spill", ("sm_120",), (16,), {"E": 80}),
-    Row(_walk(64, 32), 4, 2, "64 queries would spill", ("sm_120",), (16,), {"E": 96}),
-    Row(_walk(128, 32), 8, 2, "64 rows on four warps would spill", _SYNC, (16,), {"E": 128}),
+    *_plain(
+        Row(_walk(64, 64), 4, 2, _TWO_SUMS, _SM8X, (16,), {"E": 96}),
+        Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_120",), (16,), {"E": 64}),
+        Row(_walk(32, 32), 2, 2, "64 queries would spill", ("sm_120",), (16,), {"E": 80}),
+        Row(_walk(64, 32), 4, 2, "64 queries would spill", ("sm_120",), (16,), {"E": 96}),
+        Row(_walk(128, 32), 8, 2, "64 rows on four warps would spill", _SYNC, (16,), {"E": 128}),
+        Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_90",), (16,), {"E": 96}),
+        Row(_walk(128, 64), 8, 2, "all products at the tensor cores' rate", ("sm_90",), (16,),
+            {"E": 128}),
+        Row(_walk(128, 64), 8, 2, "sums in tensor memory", ("sm_100",), (16,), {"E": 64}),
+        Row(_walk(64, 64), 4, 2, "the tensor memory's limit", ("sm_100",), (16,), {"E": 128}),
+    ),
+    Row(_walk(64, 32), 4, 2, _EXTRA, _NVIDIA, (16,), {"E": 96}),
+    Row(_walk(32, 32), 4, 2, _EXTRA, _NVIDIA, (16,), {"E": 128}),
     Row(_walk(32, 16), 4, 2, "two warps share a row's channels", _SYNC, (16,)),
-    Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_90",), (16,), {"E": 96}),
-    Row(_walk(128, 64), 8, 2, "all products at the tensor cores' rate", ("sm_90",), (16,),
-        {"E": 128}),
     Row(_walk(64, 32), 8, 2, "two warpgroups share a row's channels", ("sm_90",), (16,)),
-    Row(_walk(128, 64), 8, 2, "sums in tensor memory", ("sm_100",), (16,), {"E": 64}),
-    Row(_walk(64, 64), 4, 2, "two blocks; at E = 128 the tensor memory's limit", ("sm_100",), (16,),
-        {"E": 128}),
     Row(_walk(64, 32), 4, 2, "176 KiB at E = 256", ("sm_100",), (16,)),
     Row(_walk(64, 32), 4, 1, "few registers left beside the sums", _AMD, (16,)),
     *_BACKWARD_FP32,
