@@ -41,7 +41,7 @@ _SMALL = Row(
     {"BM": 64, "BN": 64, "BK": 64, "GROUP": 8}, 4, 4, "few rows: four times as many programs",
     ARCHS, (16,), {"M": 512},
 )  # fmt: skip
-_WIDE = Row(
+_WIDE_TILE = Row(
     {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8}, 8, 3,
     "factors come from shared memory: 64 x 256 per instruction halves a 128-wide tile's reads",
     _WGMMA, (16,),
@@ -57,14 +57,17 @@ _FP32 = Row(
 _NORMED = _FOUR._replace(
     why="normalising A twice, once for each half of the columns, would fill its 64 fp32 lanes"
 )
-TABLE["norm_linear"] = (_SMALL, _WIDE, _NORMED, _EIGHT, _FP32)
-TABLE["folded_linear"] = (_SMALL, _WIDE, _EIGHT, _FP32)
-TABLE["linear_residual"] = (_SMALL, _WIDE, _EIGHT, _FP32)
-TABLE["input_gradient"] = (_SMALL, _WIDE, _EIGHT, _FP32)
+TABLE["norm_linear"] = (_SMALL, _WIDE_TILE, _NORMED, _EIGHT, _FP32)
+TABLE["folded_linear"] = (_SMALL, _WIDE_TILE, _EIGHT, _FP32)
+TABLE["linear_residual"] = (_SMALL, _WIDE_TILE, _EIGHT, _FP32)
+TABLE["input_gradient"] = (_SMALL, _WIDE_TILE, _EIGHT, _FP32)
 TABLE["weight_gradient"] = (
-    _WIDE,
-    _FOUR._replace(why="64 x 64 per warp: transposed factors take the shared memory's whole rate"),
-    _EIGHT._replace(why="half of sm_80's tensor rate: 64 x 32 per warp does, without spills"),
+    _WIDE_TILE,
+    _FOUR._replace(
+        why="64 x 64 per warp: transposed factors take the shared memory's whole rate",
+        upto={"odd": 0},
+    ),
+    _EIGHT._replace(why="no spills; below half of sm_80's tensor rate 64 x 32 per warp is enough"),
     _FP32._replace(num_stages=2, why="a third stage costs instructions that the tensor cores need"),
 )
 TABLE["join_gradients"] = (
@@ -191,7 +194,6 @@ TABLE["patch_embed_token_sums"] = (
 # over tiles of 64, in percent, `extra` 1 with a bias or dropout (gpu/attention.py row_for). Rows
 # that `programs` tells apart have the same BN, so that a sample's result does not depend on its
 # batch. BT is the tail's width.
-_SM8X = ("sm_80", "sm_86", "sm_89")
 _SMALL_SHARED = ("sm_86", "sm_89", "sm_120")  # 99 KiB a block
 _SYNC = ("sm_80", "sm_86", "sm_89", "sm_120")  # mma.sync only
 _WIDE = ("sm_90", "sm_100")  # products read shared memory themselves: wgmma, tcgen05
@@ -249,16 +251,15 @@ TABLE["attention_forward"] = (
 _TWO_SUMS = "two sums of E channels for 16 rows a warp: E registers"
 _BACKWARD_FP32 = (
     Row(_walk(32, 16), 4, 1, "64 KiB of shared memory", _AMD, (32,)),
-    Row(_walk(32, 32), 8, 2, _SPLIT, ("sm_100",), (32,), {"E": 64}),
-    Row(_walk(32, 32), 4, 2, _SPLIT, ARCHS, (32,), {"E": 64}),
+    Row(_walk(32, 16), 8, 2, _SPLIT, ("sm_100",), (32,), {"E": 64}),
     Row(_walk(32, 16), 4, 2, _SPLIT, ARCHS, (32,), {"E": 128}),
     Row(_walk(16, 16), 8, 1, "fits 99 KiB at E = 256", ARCHS, (32,)),
 )
 TABLE["attention_backward_queries"] = (
     *_plain(
-        Row(_walk(64, 64), 4, 2, _TWO_SUMS, _SM8X, (16,), {"E": 80}),
-        Row(_walk(64, 64), 4, 3, _TWO_SUMS, ("sm_120",), (16,), {"E": 64}),
-        Row(_walk(32, 32), 2, 2, "64 keys would spill", ("sm_120",), (16,), {"E": 80}),
+        Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_80",), (16,), {"E": 80}),
+        Row(_walk(64, 64), 4, 3, _TWO_SUMS, _SMALL_SHARED, (16,), {"E": 64}),
+        Row(_walk(32, 32), 2, 2, "64 keys would spill", _SMALL_SHARED, (16,), {"E": 80}),
         Row(_walk(64, 32), 4, 2, "64 keys would spill", _SYNC, (16,), {"E": 128}),
         Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_90",), (16,), {"E": 96}),
         Row(_walk(128, 64), 8, 2, "all products at the tensor cores' rate", ("sm_90",), (16,),
@@ -276,10 +277,10 @@ TABLE["attention_backward_queries"] = (
 )  # fmt: skip
 TABLE["attention_backward_keys"] = (
     *_plain(
-        Row(_walk(64, 64), 4, 2, _TWO_SUMS, _SM8X, (16,), {"E": 96}),
-        Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_120",), (16,), {"E": 64}),
-        Row(_walk(32, 32), 2, 2, "64 queries would spill", ("sm_120",), (16,), {"E": 80}),
-        Row(_walk(64, 32), 4, 2, "64 queries would spill", ("sm_120",), (16,), {"E": 96}),
+        Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_80",), (16,), {"E": 96}),
+        Row(_walk(64, 64), 4, 2, _TWO_SUMS, _SMALL_SHARED, (16,), {"E": 64}),
+        Row(_walk(32, 32), 2, 2, "64 queries would spill", _SMALL_SHARED, (16,), {"E": 80}),
+        Row(_walk(64, 32), 4, 2, "64 queries would spill", _SMALL_SHARED, (16,), {"E": 96}),
         Row(_walk(128, 32), 8, 2, "64 rows on four warps would spill", _SYNC, (16,), {"E": 128}),
         Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_90",), (16,), {"E": 96}),
         Row(_walk(128, 64), 8, 2, "all products at the tensor cores' rate", ("sm_90",), (16,),
@@ -293,13 +294,14 @@ TABLE["attention_backward_keys"] = (
     Row(_walk(64, 32), 8, 2, "two warpgroups share a row's channels", ("sm_90",), (16,)),
     Row(_walk(64, 32), 4, 2, "176 KiB at E = 256", ("sm_100",), (16,)),
     Row(_walk(64, 32), 4, 1, "few registers left beside the sums", _AMD, (16,)),
+    Row(_walk(32, 32), 4, 2, _SPLIT, _NVIDIA, (32,), {"E": 64}),
     *_BACKWARD_FP32,
 )  # fmt: skip
 TABLE["attention_backward_bias"] = (
     Row({"BM": 64, "BN": 32}, 4, 1, "64 KiB of shared memory", _AMD),
     Row({"BM": 64, "BN": 32}, 4, 2, "bound by reading q, k, v, dy; 64 x 64 spills", ARCHS, (16,)),
     Row({"BM": 64, "BN": 32}, 4, 1, _SPLIT, _WIDE, (32,), {"E": 128}),
-    Row({"BM": 32, "BN": 32}, 4, 1, _SPLIT, ARCHS, (32,), {"E": 128}),
+    Row({"BM": 32, "BN": 16}, 4, 1, _SPLIT, ARCHS, (32,), {"E": 128}),
     Row({"BM": 16, "BN": 16}, 4, 1, _SPLIT, ARCHS, (32,)),
 )
 

@@ -198,7 +198,8 @@ def weight_gradient(
     (grad, grad_stride), (x, x_stride) = gemm.rows_of(grad), gemm.rows_of(x)
     weight, bias, gamma = weight.contiguous(), gemm.vector(bias), gemm.vector(gamma)
     (M, N), K = grad.shape, x.shape[1]
-    row = gemm.row_for("weight_gradient", weight)
+    odd = int(N % launch.ALIGNMENT > 0 or K % launch.ALIGNMENT > 0)  # narrow loads, more registers
+    row = gemm.row_for("weight_gradient", weight, odd=odd)
     (blocks,) = gemm.tiles(N, K, row)
     step = row.blocks["BK"]
     splits = max(1, min(PROGRAMS // max(1, blocks), launch.cdiv(M, 4 * step)))
