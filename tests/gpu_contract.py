@@ -154,6 +154,16 @@ def check_gradients(spec, got, inputs, names, numerics, slack=None):
         assert fine, f"{spec.name} d{name}: {text}"
 
 
+def check_both(spec, inputs, numerics="fp32", executor=None):
+    """Results and gradients of one call within the contract; returns both."""
+    names = differentiable(spec, inputs)
+    with gpu(numerics, executor):
+        results, grads = run(spec, inputs), run_backward(spec, inputs, names)
+    check(spec, results, inputs, numerics)
+    check_gradients(spec, grads, inputs, names, numerics)
+    return results, grads
+
+
 def every_case(specs) -> list:
     """(spec, axes, numerics) as pytest parameters with readable ids."""
     return [

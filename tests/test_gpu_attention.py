@@ -23,17 +23,6 @@ PLAIN, BIASED, DROPPED, PACKED = (
 HEAD_DIMS = (32, 40, 64, 72, 80, 88, 96, 128)
 
 
-def check_both(spec, inputs, numerics, executor=None):
-    """Results and gradients of one call within the contract."""
-    names = contract.differentiable(spec, inputs)
-    with contract.gpu(numerics, executor):
-        results = contract.run(spec, inputs)
-        grads = contract.run_backward(spec, inputs, names)
-    contract.check(spec, results, inputs, numerics)
-    contract.check_gradients(spec, grads, inputs, names, numerics)
-    return results, grads
-
-
 def attend(inputs, queries, scale=0.125, arch="sm_80"):
     """y of the first rows, by the launcher that plans use."""
     B, _, _, H, E = inputs["qkv"].shape
@@ -48,36 +37,17 @@ def attend(inputs, queries, scale=0.125, arch="sm_80"):
 # ---- the contract --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec, axes, numerics", contract.every_case(SPECS))
-def test_matches_reference(spec, axes, numerics):
-    inputs = spec.make_inputs(axes, contract.DTYPES[numerics])
-    with contract.gpu(numerics):
-        results = contract.run(spec, inputs)
-    contract.check(spec, results, inputs, numerics)
-
-
-@pytest.mark.parametrize("spec, axes, numerics", contract.every_case(SPECS))
-def test_gradients_match_reference(spec, axes, numerics):
-    if axes["S"] > 500 and numerics == "tf32":
-        pytest.skip("the interpreter takes seconds, and fp32 has the same tiles")
-    inputs = spec.make_inputs(axes, contract.DTYPES[numerics])
-    names = contract.differentiable(spec, inputs)
-    with contract.gpu(numerics):
-        grads = contract.run_backward(spec, inputs, names)
-    contract.check_gradients(spec, grads, inputs, names, numerics)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_accepts_any_layout(spec, layout):
-    check_both(spec, spec.make_inputs(spec.cases[2], FP32, layout), "fp32")
+    contract.check_both(spec, spec.make_inputs(spec.cases[2], FP32, layout), "fp32")
 
 
 @pytest.mark.parametrize("numerics", ("fp32", "bf16"))
 @pytest.mark.parametrize("E", (1, 8, *HEAD_DIMS, 160, 192, 256))
 def test_any_head_dim(E, numerics):
     inputs = PLAIN.make_inputs({"B": 1, "S": 37, "H": 2, "E": E}, contract.DTYPES[numerics])
-    check_both(PLAIN, inputs, numerics)
+    contract.check_both(PLAIN, inputs, numerics)
 
 
 @pytest.mark.parametrize("S", (1, 15, 16, 17, 63, 64, 65, 197))
@@ -85,7 +55,7 @@ def test_any_length(S):
     axes = {"B": 2, "S": S, "H": 1, "E": 32}
     for spec, numerics in ((PLAIN, "fp32"), (BIASED, "bf16"), (DROPPED, "fp16")):
         if S > 1 or numerics != "fp32":  # torch gives v itself for a lone key, without rounding
-            check_both(spec, spec.make_inputs(axes, contract.DTYPES[numerics]), numerics)
+            contract.check_both(spec, spec.make_inputs(axes, contract.DTYPES[numerics]), numerics)
 
 
 @pytest.mark.parametrize("numerics", ("fp32", "bf16"))
@@ -94,7 +64,7 @@ def test_stays_exact_with_outlier_channels(spec, numerics):
     """Large scores, a nearly one-hot softmax: a log-sum-exp in fp32 alone would not suffice."""
     inputs = spec.make_inputs(spec.cases[3], FP32)
     inputs["qkv"][..., 0] *= 8
-    check_both(spec, contract.cast(inputs, contract.DTYPES[numerics]), numerics)
+    contract.check_both(spec, contract.cast(inputs, contract.DTYPES[numerics]), numerics)
 
 
 @pytest.mark.parametrize("numerics", contract.DTYPES)
@@ -102,7 +72,7 @@ def test_what_all_keys_share_cancels(numerics):
     """v and dy with large means: dP is nearly the same for all keys, and dq its small rest."""
     inputs = PLAIN.make_inputs(PLAIN.cases[3], FP32)
     inputs["qkv"][:, :, 2] += 8
-    check_both(PLAIN, contract.cast(inputs, contract.DTYPES[numerics]), numerics)
+    contract.check_both(PLAIN, contract.cast(inputs, contract.DTYPES[numerics]), numerics)
 
 
 @pytest.mark.parametrize("numerics", ("fp32", "bf16"))
@@ -110,7 +80,7 @@ def test_what_all_keys_share_cancels(numerics):
 def test_settings_of_every_architecture(arch, numerics):
     for E in (64, 80, 128):
         inputs = BIASED.make_inputs({"B": 1, "S": 77, "H": 1, "E": E}, contract.DTYPES[numerics])
-        check_both(BIASED, inputs, numerics, Interpreter(arch))
+        contract.check_both(BIASED, inputs, numerics, Interpreter(arch))
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90"))
@@ -139,13 +109,13 @@ def test_first_queries_alone_are_the_first_rows(arch, dtype):
 def test_bias_broadcasts(shape, numerics):
     inputs = BIASED.make_inputs({"B": 2, "S": 70, "H": 3, "E": 8}, contract.DTYPES[numerics])
     inputs["bias"] = inputs["bias"][: shape[0], : shape[1]]
-    check_both(BIASED, inputs, numerics)
+    contract.check_both(BIASED, inputs, numerics)
 
 
 def test_bias_of_another_dtype():
     inputs = BIASED.make_inputs({"B": 2, "S": 33, "H": 2, "E": 16}, BF16)
     wide = {**inputs, "bias": inputs["bias"].float()}  # the same numbers
-    (y, _), (dqkv, dbias) = check_both(BIASED, inputs, "bf16")
+    (y, _), (dqkv, dbias) = contract.check_both(BIASED, inputs, "bf16")
     with contract.gpu("bf16"):
         results = contract.run(BIASED, wide)
         grads = contract.run_backward(BIASED, wide, ["qkv", "bias"])
@@ -200,7 +170,7 @@ def test_sequences_do_not_see_each_other():
     offsets = torch.cat([torch.zeros(1), lengths.cumsum(0)]).to(torch.int32)
     S = int(offsets[-1])
     inputs = PLAIN.make_inputs({"B": 1, "S": S, "H": 2, "E": 16}, FP32)
-    (y, _), _ = check_both(PACKED, {**inputs, "offsets": offsets}, "fp32")
+    (y, _), _ = contract.check_both(PACKED, {**inputs, "offsets": offsets}, "fp32")
     for i in (0, 7, 149):
         part = inputs["qkv"][:, offsets[i] : offsets[i + 1]]
         alone = attend({"qkv": part}, part.shape[1])
@@ -265,7 +235,7 @@ def test_masked_keys_and_rows(hidden, numerics):
     contract.check(BIASED, results, inputs, numerics)
     assert results[0].isnan().any() == math.isinf(hidden)
     if not math.isinf(hidden):
-        check_both(BIASED, inputs, numerics)
+        contract.check_both(BIASED, inputs, numerics)
 
 
 # ---- launches ------------------------------------------------------------------------------------

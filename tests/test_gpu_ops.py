@@ -12,11 +12,12 @@ import gpu_contract as contract
 from vitkern.gpu.configs import ARCHS
 from vitkern.gpu.interpreter import Interpreter
 
-OWN_FILE = ("attention", "patch_embed")  # tested in files of their own, with more cases
-SPECS = [s for s in REGISTRY.values() if s.op.name not in OWN_FILE]
+ALL = list(REGISTRY.values())
+OWN_FILE = ("attention", "patch_embed")  # with more cases in files of their own
+SPECS = [s for s in ALL if s.op.name not in OWN_FILE]
 
 
-@pytest.mark.parametrize("spec, axes, numerics", contract.every_case(SPECS))
+@pytest.mark.parametrize("spec, axes, numerics", contract.every_case(ALL))
 def test_matches_reference(spec, axes, numerics):
     inputs = spec.make_inputs(axes, contract.DTYPES[numerics])
     with contract.gpu(numerics):
@@ -24,7 +25,7 @@ def test_matches_reference(spec, axes, numerics):
     contract.check(spec, results, inputs, numerics)
 
 
-@pytest.mark.parametrize("spec, axes, numerics", contract.every_case(SPECS))
+@pytest.mark.parametrize("spec, axes, numerics", contract.every_case(ALL))
 def test_gradients_match_reference(spec, axes, numerics):
     inputs = spec.make_inputs(axes, contract.DTYPES[numerics])
     names = contract.differentiable(spec, inputs)
@@ -37,11 +38,7 @@ def test_gradients_match_reference(spec, axes, numerics):
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_accepts_any_layout(spec, layout):
     inputs = spec.make_inputs(spec.cases[2], torch.float32, layout)
-    names = contract.differentiable(spec, inputs)
-    with contract.gpu("fp32"):
-        results, grads = contract.run(spec, inputs), contract.run_backward(spec, inputs, names)
-    contract.check(spec, results, inputs, "fp32")
-    contract.check_gradients(spec, grads, inputs, names, "fp32")
+    contract.check_both(spec, inputs, "fp32")
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
@@ -83,11 +80,7 @@ LARGE = {  # more rows than the table's bucket for few, and every tile cut off s
 def test_the_settings_of_every_architecture_are_right(name, arch):
     spec, axes = REGISTRY[name], LARGE[name]
     inputs = spec.make_inputs(axes, torch.bfloat16)
-    names = contract.differentiable(spec, inputs)
-    with contract.gpu("bf16", Interpreter(arch)):
-        results, grads = contract.run(spec, inputs), contract.run_backward(spec, inputs, names)
-    contract.check(spec, results, inputs, "bf16")
-    contract.check_gradients(spec, grads, inputs, names, "bf16")
+    contract.check_both(spec, inputs, "bf16", Interpreter(arch))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
@@ -112,13 +105,7 @@ def test_narrow_weights_with_a_wide_stream(name, weights):
     inputs = spec.make_inputs(spec.cases[3], torch.float32)
     matrices = [n for n in inputs if n.endswith("weight") and inputs[n].ndim > 1]
     mixed = {n: t.to(weights) if n in matrices else t for n, t in inputs.items()}
-    names = contract.differentiable(spec, mixed)
-    numerics = {torch.bfloat16: "bf16", torch.float16: "fp16"}[weights]
-    with contract.gpu(numerics):
-        results = contract.run(spec, mixed)
-        grads = contract.run_backward(spec, mixed, names)
-    contract.check(spec, results, mixed, numerics)
-    contract.check_gradients(spec, grads, mixed, names, numerics)
+    contract.check_both(spec, mixed, {torch.bfloat16: "bf16", torch.float16: "fp16"}[weights])
 
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf")), ids=str)

@@ -26,32 +26,6 @@ ODD, FOURTEEN, REAL = PLAIN.cases[2:]
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-@pytest.mark.parametrize("spec, axes, numerics", contract.every_case(SPECS))
-def test_matches_reference(spec, axes, numerics):
-    inputs = spec.make_inputs(axes, contract.DTYPES[numerics])
-    with contract.gpu(numerics):
-        results = contract.run(spec, inputs)
-    contract.check(spec, results, inputs, numerics)
-
-
-@pytest.mark.parametrize("spec, axes, numerics", contract.every_case(SPECS))
-def test_gradients_match_reference(spec, axes, numerics):
-    inputs = spec.make_inputs(axes, contract.DTYPES[numerics])
-    names = contract.differentiable(spec, inputs)
-    with contract.gpu(numerics):
-        grads = contract.run_backward(spec, inputs, names)
-    contract.check_gradients(spec, grads, inputs, names, numerics)
-
-
-def check_both_ways(spec, inputs, numerics="fp32", executor=None):
-    names = contract.differentiable(spec, inputs)
-    with contract.gpu(numerics, executor):
-        results = contract.run(spec, inputs)
-        grads = contract.run_backward(spec, inputs, names)
-    contract.check(spec, results, inputs, numerics)
-    contract.check_gradients(spec, grads, inputs, names, numerics)
-
-
 # ---- Where pixels may lie ----------------------------------------------------
 
 IMAGES = {
@@ -82,7 +56,7 @@ def placed(image, layout):
 def test_reads_the_image_where_it_lies(spec, axes, layout):
     inputs = spec.make_inputs({**axes, "B": 2}, FP32)
     inputs["image"] = placed(inputs["image"], layout)
-    check_both_ways(spec, inputs)
+    contract.check_both(spec, inputs)
 
 
 @pytest.mark.parametrize("order", ("filters", "channels last", "reordered"))
@@ -97,13 +71,13 @@ def test_filters_of_channels_last_images(order, monkeypatch):
         contract.run(BYTES, inputs)
     (found,) = recorder.launches
     assert found.arguments["GATHER"] == (order == "filters")
-    check_both_ways(BYTES, inputs)
+    contract.check_both(BYTES, inputs)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "packed"])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_accepts_any_layout_of_the_other_tensors(spec, layout):
-    check_both_ways(spec, spec.make_inputs(ODD, FP32, layout))
+    contract.check_both(spec, spec.make_inputs(ODD, FP32, layout))
 
 
 # ---- Kinds of numbers --------------------------------------------------------
@@ -130,14 +104,14 @@ def test_vectors_may_have_another_dtype():
     inputs = PLAIN.make_inputs(ODD, BF16)
     for name in ("bias", "prefix", "position"):
         inputs[name] = inputs[name].float() * 1.001  # no bf16 number any more
-    check_both_ways(PLAIN, inputs, "bf16")
+    contract.check_both(PLAIN, inputs, "bf16")
 
 
 def test_large_means_cancel_before_they_are_rounded():
     inputs = PLAIN.make_inputs(REAL, FP32)
     inputs["image"] += 1000
     inputs |= {"mean": torch.full((3,), 1000.0), "std": torch.tensor([0.2, 0.3, 2.0])}
-    check_both_ways(PLAIN, inputs)
+    contract.check_both(PLAIN, inputs)
 
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf"), float("-inf")), ids=str)
@@ -219,7 +193,7 @@ def test_moments_are_those_of_the_rows(axes, dtype):
 @pytest.mark.parametrize("numerics", ("fp32", "bf16"))
 @pytest.mark.parametrize("arch", ARCHS)
 def test_settings_of_every_architecture(arch, numerics):
-    check_both_ways(BYTES, BYTES.make_inputs(ODD, contract.DTYPES[numerics]), numerics,
+    contract.check_both(BYTES, BYTES.make_inputs(ODD, contract.DTYPES[numerics]), numerics,
                     Interpreter(arch))  # fmt: skip
 
 
@@ -276,7 +250,7 @@ def test_the_order_of_programs_does_not_matter():
     ids=("no samples", "no prefix", "no width", "no patches", "no channels", "1x1"),
 )
 def test_sizes_that_leave_little_to_do(axes):
-    check_both_ways(PLAIN, PLAIN.make_inputs(axes, FP32))
+    contract.check_both(PLAIN, PLAIN.make_inputs(axes, FP32))
 
 
 @pytest.mark.parametrize("wanted", ("image", "weight", "bias", "prefix", "position"))

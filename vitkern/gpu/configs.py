@@ -36,7 +36,7 @@ TABLE: dict[str, tuple[Row, ...]] = {}
 # three quarters of the shared memory's rate. Eight warps leave the epilogue (erf, masks) enough
 # registers.
 _MMA = ("sm_80", "sm_86", "sm_89", "sm_120", "gfx942")
-_WGMMA = ("sm_90", "sm_100")
+_WGMMA = ("sm_90", "sm_100")  # products read shared memory themselves: wgmma, tcgen05
 _SMALL = Row(
     {"BM": 64, "BN": 64, "BK": 64, "GROUP": 8}, 4, 4, "few rows: four times as many programs",
     ARCHS, (16,), {"M": 512},
@@ -196,9 +196,8 @@ TABLE["patch_embed_token_sums"] = (
 # batch. BT is the tail's width.
 _SMALL_SHARED = ("sm_86", "sm_89", "sm_120")  # 99 KiB a block
 _SYNC = ("sm_80", "sm_86", "sm_89", "sm_120")  # mma.sync only
-_WIDE = ("sm_90", "sm_100")  # products read shared memory themselves: wgmma, tcgen05
 _AMD = ("gfx942",)
-_NVIDIA = (*_SYNC, *_WIDE)
+_NVIDIA = (*_SYNC, *_WGMMA)
 
 
 def _walk(BM: int, BN: int) -> dict[str, int]:
@@ -228,12 +227,12 @@ TABLE["attention_forward"] = (
             _walk(64, 64), 4, 2, "tensor cores at half of sm_80's rate: 16 rows a warp suffice",
             _SMALL_SHARED, (16,), {"E": 128},
         ),
-        Row(_walk(64, 64), 4, 3, _FEW, _WIDE, (16,), {"E": 128, "programs": 128}),
-        Row(_walk(128, 64), 4, 3, "exp2 bound, two blocks", _WIDE, (16,), {"E": 96}),
-        Row(_walk(128, 64), 8, 3, "32 rows a warp would spill", _WIDE, (16,), {"E": 128}),
+        Row(_walk(64, 64), 4, 3, _FEW, _WGMMA, (16,), {"E": 128, "programs": 128}),
+        Row(_walk(128, 64), 4, 3, "exp2 bound, two blocks", _WGMMA, (16,), {"E": 96}),
+        Row(_walk(128, 64), 8, 3, "32 rows a warp would spill", _WGMMA, (16,), {"E": 128}),
     ),
     Row(_walk(64, 64), 4, 2, _EXTRA, _NVIDIA, (16,), {"E": 128}),
-    Row(_walk(128, 64), 8, 2, "192 KiB at E = 256", _WIDE, (16,)),
+    Row(_walk(128, 64), 8, 2, "192 KiB at E = 256", _WGMMA, (16,)),
     Row(_walk(128, 64), 4, 1, "four waves of 32 rows", _AMD, (16,), {"E": 128}),
     Row(_walk(64, 32), 4, 1, "64 KiB of shared memory", _AMD),
     Row(_walk(64, 32), 4, 2, "two blocks without spills", _SYNC, (16,), {"E": 160}),
@@ -300,7 +299,7 @@ TABLE["attention_backward_keys"] = (
 TABLE["attention_backward_bias"] = (
     Row({"BM": 64, "BN": 32}, 4, 1, "64 KiB of shared memory", _AMD),
     Row({"BM": 64, "BN": 32}, 4, 2, "bound by reading q, k, v, dy; 64 x 64 spills", ARCHS, (16,)),
-    Row({"BM": 64, "BN": 32}, 4, 1, _SPLIT, _WIDE, (32,), {"E": 128}),
+    Row({"BM": 64, "BN": 32}, 4, 1, _SPLIT, _WGMMA, (32,), {"E": 128}),
     Row({"BM": 32, "BN": 16}, 4, 1, _SPLIT, ARCHS, (32,), {"E": 128}),
     Row({"BM": 16, "BN": 16}, 4, 1, _SPLIT, ARCHS, (32,)),
 )
