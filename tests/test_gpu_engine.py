@@ -1,6 +1,7 @@
 """The GPU engine: its plans in the interpreter and through C++, and what starts them."""
 
 import copy
+import json
 import types
 
 import pytest
@@ -11,7 +12,7 @@ from gpu_contract import gpu
 from tiny_models import OPTIONS, tiny
 
 from vitkern import _C, ViT, ViTConfig
-from vitkern.gpu import aot, device, launch, plan
+from vitkern.gpu import aot, device, launch, layernorm, plan
 from vitkern.gpu.binary import BinaryError, BinaryExecutor, Store
 from vitkern.gpu.interpreter import Interpreter
 from vitkern.gpu_engine import DTYPES, GpuEngine, why_not
@@ -161,6 +162,25 @@ def test_one_cpp_call_computes_a_vit_through_the_test_driver(arch, tmp_path):
     assert torch.equal(engine.logits(other).flip(0), logits)
     direct = GpuEngine(model, "bf16", Interpreter(arch)).logits(image)
     assert torch.equal(direct, logits), "the driver was given other arguments than the interpreter"
+
+
+def test_binaries_of_another_source_are_refused(tmp_path):
+    """After an upgrade a folder's kernels may compute something else under the same name."""
+    from fake_cuda import fake_cuda
+
+    x, y = torch.randn(4, 64), torch.empty(4, 64)
+    recorder = launch.Recorder("sm_80")
+    with launch.executing(recorder):
+        layernorm.normalise(x, None, None, y, 1e-6)
+    aot.build({"sm_80": {recorder.launches[0].variant}}, tmp_path, jobs=1)
+    manifest = tmp_path / "manifest.json"
+    made = json.loads(manifest.read_text())
+    made["kernels"][0]["source"] = "older"
+    manifest.write_text(json.dumps(made))
+    driver = _C.Driver("cuda", fake_cuda().path)
+    executor = BinaryExecutor(Store(tmp_path), 0, "sm_80", driver, lambda: 0, torch.device("cpu"))
+    with pytest.raises(BinaryError, match="another version of its source: build again"):
+        executor.run(recorder.launches[0])
 
 
 # ---- the device's executor ---------------------------------------------------

@@ -43,6 +43,7 @@ class Entry:
     shared: int  # bytes for a block
     arguments: tuple[tuple[str, str, bool], ...]  # name, type, promised to be a multiple of 16
     constants: dict[str, object] = dataclasses.field(hash=False)
+    source: str = ""  # a hash of the kernel's source; "" where the manifest has none
 
     def image(self) -> bytes:
         """The file's bytes, which must be those that were built."""
@@ -131,6 +132,7 @@ class Store:
                 arguments=tuple((str(n), str(t), bool(d)) for n, t, d in row["arguments"]),
                 file=self._inside(row["file"]),
                 constants=dict(row["constants"]),
+                source=str(row.get("source", "")),
                 **{n: str(row[n]) for n in ("id", "kernel", "arch", "sha256")},
                 **{n: int(row[n]) for n in ("num_warps", "warp_size", "num_stages", "shared")},
             )
@@ -216,6 +218,11 @@ class BinaryExecutor:
             raise BinaryError(
                 f"vitkern: {MANIFEST} says that {entry.id} takes {entry.arguments}, but it is "
                 f"launched with {wanted}: build again"
+            )
+        if entry.source and entry.source != variant.kernel.cache_key:
+            raise BinaryError(
+                f"vitkern: {entry.id} in {self.store.folder} was built from another version of its"
+                " source: build again"
             )
         return _C.Kernel(
             self.driver,
