@@ -3,8 +3,9 @@
 Every byte is poison until it is written, pending from the cp.async that will write it until the
 wait of the thread that issued it, and good after. Reading poison or pending bytes is an error. So
 is a race: reading what another warp wrote, or writing what another warp read, with no barrier
-between the two. Each 4-byte word remembers who touched it last: barriers passed * 64 + warp.
-Threads of one warp are taken to be in step, as Triton takes them; two warps may write one word.
+between the two. Each byte remembers who touched it last: barriers passed * 64 + warp (masks are
+bytes, and warps write neighbours). Threads of one warp are taken to be in step, as Triton takes
+them; two warps may write one byte.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SharedMemory:
         self.stride = -(-self.size // GAP) * GAP + GAP
         self.bytes = np.empty(m.blocks * self.stride, np.uint8)
         self.state = np.empty_like(self.bytes)
-        self.writer = np.empty(self.bytes.size // 4, np.uint32)  # stamps of words
+        self.writer = np.empty(self.bytes.size, np.uint32)  # stamps
         self.reader = np.empty_like(self.writer)
         self.base = m.block_of * self.stride  # of each thread's block
         self.copies: list[_Copy] = []
@@ -74,9 +75,9 @@ class SharedMemory:
         """(n, width): states of the bytes of some accesses."""
         return self.state.reshape(-1, width).take(place // width, axis=0)
 
-    def _words(self, place: np.ndarray, width: int) -> np.ndarray:
-        """(n, words): the words that accesses touch."""
-        return (place >> 2)[:, None] + np.arange(max(1, width // 4))
+    def _touched(self, place: np.ndarray, width: int) -> np.ndarray:
+        """(n, width): the bytes that accesses touch."""
+        return place[:, None] + np.arange(width)
 
     def fetch(
         self, place: np.ndarray, lanes: np.ndarray | slice, width: int, dtype: np.dtype
@@ -88,19 +89,19 @@ class SharedMemory:
             what = "cp.async has yet to write" if np.any(state[bad] == PENDING) else "nobody wrote"
             at = int(place[bad]) % self.stride
             self._fail(lanes, bad, f"reads {width} shared bytes at {at} that {what}")
-        words, mine = self._words(place, width), self.m.stamp[lanes][:, None]
+        touched, mine = self._touched(place, width), self.m.stamp[lanes][:, None]
         # Equal stamps: this warp. Stamps that differ in their last 6 bits only: another warp's.
-        if np.any((self.writer.take(words) ^ mine) - np.uint32(1) < MANY):
-            races = (self.writer.take(words) ^ mine) - np.uint32(1) < MANY
+        if np.any((self.writer.take(touched) ^ mine) - np.uint32(1) < MANY):
+            races = (self.writer.take(touched) ^ mine) - np.uint32(1) < MANY
             bad = np.flatnonzero(races.any(1))[0]
             at = int(place[bad]) % self.stride
             self._fail(lanes, bad, f"reads shared bytes at {at} that another warp just wrote")
-        before = self.reader.take(words) ^ mine
+        before = self.reader.take(touched) ^ mine
         note = np.where(before - np.uint32(1) < MANY, mine | MANY, mine)
-        self.reader[words] = note
-        if np.any(self.reader.take(words) != note):  # several warps read it in this instruction
-            lost = self.reader.take(words) != note
-            self.reader[words[lost]] = (mine | np.zeros_like(words, np.uint32))[lost] | MANY
+        self.reader[touched] = note
+        if np.any(self.reader.take(touched) != note):  # several warps read it in this instruction
+            lost = self.reader.take(touched) != note
+            self.reader[touched[lost]] = (mine | np.zeros_like(touched, np.uint32))[lost] | MANY
         return self.bytes.view(dtype).reshape(-1, width // dtype.itemsize)[place // width]
 
     def claim(self, place: np.ndarray, lanes: np.ndarray | slice, width: int) -> None:
@@ -109,8 +110,8 @@ class SharedMemory:
             bad = np.flatnonzero((self._states(place, width) == PENDING).any(1))[0]
             at = int(place[bad]) % self.stride
             self._fail(lanes, bad, f"writes shared bytes at {at} that cp.async has yet to write")
-        words, mine = self._words(place, width), self.m.stamp[lanes][:, None]
-        races = (self.reader.take(words) ^ mine) - np.uint32(1) < MANY
+        touched, mine = self._touched(place, width), self.m.stamp[lanes][:, None]
+        races = (self.reader.take(touched) ^ mine) - np.uint32(1) < MANY
         if np.any(races):
             bad = np.flatnonzero(races.any(1))[0]
             at = int(place[bad]) % self.stride
@@ -127,7 +128,7 @@ class SharedMemory:
             bad = np.flatnonzero(lost.any(1))[0]
             self._fail(lanes, bad, "two threads write different numbers to one shared address")
         self.state.reshape(-1, width)[place // width] = GOOD
-        self.writer[self._words(place, width)] = self.m.stamp[lanes][:, None]
+        self.writer[self._touched(place, width)] = self.m.stamp[lanes][:, None]
 
     # ---- ld and st -----------------------------------------------------------------------------
 
