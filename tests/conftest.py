@@ -21,3 +21,12 @@ def shared_data() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder}: set VITKERN_DATA to run this test")
     return folder
+
+
+@pytest.fixture
+def fake():
+    """The stand-in CUDA driver: one device of sm_80, and no memory of other tests."""
+    from fake_cuda import fake_cuda
+
+    fake_cuda().reset()
+    return fake_cuda()

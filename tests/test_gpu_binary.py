@@ -7,7 +7,6 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from fake_cuda import fake_cuda
 from fake_cuda import kernels as sample
 
 from vitkern import _C
@@ -18,16 +17,8 @@ from vitkern.gpu.launch import Recorder, executing
 
 
 @pytest.fixture
-def fake():
-    """One device of sm_80, and no memory of other tests."""
-    fake_cuda().reset()
-    return fake_cuda()
-
-
-@pytest.fixture
 def operands():
-    torch.manual_seed(0)
-    return torch.randn(10, 48), torch.randn(48), torch.zeros(10, 48)
+    return sample.affine_operands()
 
 
 @pytest.fixture

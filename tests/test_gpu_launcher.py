@@ -11,20 +11,12 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from fake_cuda import fake_cuda
 from fake_cuda import kernels as sample
 from fake_cuda.kernels import load, values_of
 
 from vitkern import _C
 
 ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}
-
-
-@pytest.fixture
-def fake():
-    """One device of sm_80, and no memory of other tests."""
-    fake_cuda().reset()
-    return fake_cuda()
 
 
 def with_value(launch, name, value):
@@ -35,9 +27,7 @@ def with_value(launch, name, value):
 
 @pytest.fixture
 def operands():
-    """x (10, 48), bias and an empty y: D and the stride are multiples of 16, M is not."""
-    torch.manual_seed(0)
-    return torch.randn(10, 48), torch.randn(48), torch.zeros(10, 48)
+    return sample.affine_operands()
 
 
 @pytest.fixture

@@ -6,18 +6,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from fake_cuda import fake_cuda
 from fake_cuda import kernels as sample
 from fake_cuda.kernels import load, values_of
 
 from vitkern import _C
-
-
-@pytest.fixture
-def fake():
-    """One device of sm_80, and no memory of other tests."""
-    fake_cuda().reset()
-    return fake_cuda()
 
 
 class Twice:

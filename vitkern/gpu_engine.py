@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .gpu import attention, device, layernorm, linear_residual, norm_linear, patch_embed, plan
 from .gpu.launch import Executor, cdiv
+from .registry import REGISTRY
 from .snapshot import Snapshot, unpackable
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ DTYPES = {
 }
 MODEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 IMAGE_DTYPES = (*MODEL_DTYPES, torch.uint8)
-LARGEST_HEAD = 256  # channels (gpu/attention.py)
 PLANS_KEPT = 8  # with their buffers: shapes of images, streams
 
 
@@ -44,8 +44,8 @@ def why_not(model: ViT, image: Tensor, precision: str) -> str:
         return f"the image is on {image.device}, the model on {model.device}"
     if model.config.qk_norm:
         return "the GPU engine does not normalise queries and keys"
-    if model.config.head_dim > LARGEST_HEAD:
-        return f"heads are wider than {LARGEST_HEAD} channels"
+    if not REGISTRY["attention"].op.on_gpu({"E": model.config.head_dim}):
+        return f"heads of {model.config.head_dim} channels are too wide for the GPU's attention"
     if not image.shape[0]:
         return "there is nothing to compute"
     engine = model._engines.get(precision)
@@ -259,7 +259,7 @@ class Buffers:
     ) -> None:
         self.B, self.S, self.D = B, S, D
         self._new = like.new_empty
-        self._dtype, self._product = stream, product
+        self._product = product
         self._streams = [self._new(B * S * D, dtype=stream) for _ in range(2)]
         self._qkv = self._new(B, S, 3 * D, dtype=product)
         self._heads = self._new(B * S * D, dtype=product)

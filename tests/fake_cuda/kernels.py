@@ -10,11 +10,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 import vitkern
 from vitkern import _C
+from vitkern.gpu.aot import input_of, target_of
 from vitkern.gpu.configs import Row
 from vitkern.gpu.launch import Launch, Recorder, Variant, cdiv, executing, launch
 
@@ -64,6 +63,12 @@ def affine_launch(
     return recorded(affine, (cdiv(M, 4),), row, x=x, bias=bias, y=y, **numbers)
 
 
+def affine_operands() -> tuple[Tensor, Tensor, Tensor]:
+    """x (10, 48), bias and an empty y: D and the stride are multiples of 16, M is not."""
+    torch.manual_seed(0)
+    return torch.randn(10, 48), torch.randn(48), torch.zeros(10, 48)
+
+
 def affine_expected(x: Tensor, bias: Tensor | None = None, factor: float = 0.5) -> Tensor:
     return x.float() * factor + 3 + (0 if bias is None else bias)
 
@@ -81,14 +86,8 @@ def product_operands() -> tuple[Tensor, Tensor, Tensor]:
 @functools.cache
 def compiled(variant: Variant, arch: str):
     """Triton's result: .asm and .metadata."""
-    cuda = arch.startswith("sm_")
-    target = GPUTarget("cuda", int(arch[3:]), 32) if cuda else GPUTarget("hip", arch, 64)
-    names = variant.kernel.arg_names
-    signature = {**dict.fromkeys(names, "constexpr"), **dict(variant.signature)}
-    promises = {(names.index(n),): [["tt.divisibility", 16]] for n in variant.divisible}
-    source = ASTSource(variant.kernel, signature, dict(variant.constants), promises)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
-    return triton.compile(source, target=target, options=options)
+    source, options = input_of(variant)
+    return triton.compile(source, target=target_of(arch), options=options)
 
 
 def image_of(variant: Variant, arch: str) -> bytes:
@@ -100,7 +99,7 @@ def arguments_of(variant: Variant) -> list[tuple[str, str, bool]]:
 
 
 def values_of(launch: Launch) -> list[int | float]:
-    return [v.data_ptr() if isinstance(v, Tensor) else v for v in launch.run_time()]
+    return [v.data_ptr() if isinstance(v, Tensor) else v for v in launch.run_time().values()]
 
 
 def load(fake, launch: Launch, arch: str = "sm_80", device: int = 0, driver=None, **changes):

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 import triton
 from triton import knobs
-from triton.compiler import ASTSource
 
-from vitkern.gpu.aot import OPTIONS, target_of
-from vitkern.gpu.launch import ALIGNMENT, Launch, Variant
+from vitkern.gpu.aot import input_of, target_of
+from vitkern.gpu.launch import Launch, Variant
 
 from .machine import DTYPES, Machine
 from .memory import GlobalMemory
@@ -84,8 +83,8 @@ class PtxExecutor:
             launch.grid,
             32 * launch.num_warps,
             shared_bytes,
-            launch.run_time() + scratch,
-            names=[*(name for name, _ in launch.variant.signature), "scratch", "scratch"],
+            [*launch.run_time().values(), *scratch],
+            names=[*launch.run_time(), "scratch", "scratch"],
             writes=frozenset(launch.writes),
             toward_zero=self.toward_zero,
         )
@@ -94,14 +93,7 @@ class PtxExecutor:
 @functools.lru_cache(maxsize=32)  # a parsed program takes 10 MB or so
 def compiled(variant: Variant, arch: str) -> tuple[Program, int]:
     """(program, bytes of dynamic shared memory) of a kernel."""
-    names = variant.kernel.arg_names
-    source = ASTSource(
-        variant.kernel,
-        {name: "constexpr" for name in names} | dict(variant.signature),
-        dict(variant.constants),
-        {(names.index(name),): [["tt.divisibility", ALIGNMENT]] for name in variant.divisible},
-    )
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **OPTIONS}
+    source, options = input_of(variant)
     with knobs.runtime.scope():
         knobs.runtime.add_stages_inspection_hook = _without_ptxas
         kernel = triton.compile(source, target=target_of(arch), options=options)

@@ -8,7 +8,6 @@ for: block sizes from gpu/configs.py, absent arguments, divisibility promises an
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import ViTConfig, ops
 from ..gpu.launch import Launch, Recorder, Variant, executing
 from ..model import ViT, fused_block
-from ..registry import REGISTRY
 
 if TYPE_CHECKING:
     from ..gpu_engine import GpuEngine
@@ -75,22 +73,14 @@ def cases(models: Sequence[str], precisions: Sequence[str], backward: bool) -> I
 
 
 class Launchers(TorchDispatchMode):
-    """Runs `vitkern.gpu.<operator>`'s forward and backward where torch calls the operator."""
+    """Runs what an operator runs on a GPU, forward and backward, wherever its tensors are."""
+
+    ON_GPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        space, _, name = func._schema.name.partition("::")
-        if space != "vitkern":
-            return func(*args, **(kwargs or {}))
-        op = REGISTRY[name.removesuffix("_backward")].op
-        launcher = importlib.import_module(f"vitkern.gpu.{op.name}")
-        if name == op.name:
-            plan = op.plan(dict(zip(op.arguments, args, strict=True)))
-            results = plan.allocate(args[0])
-            launcher.forward(plan.sizes, results, *args)
-            return results[0] if len(results) == 1 else tuple(results)
-        grad, *arguments, saved, needs = args
-        wanted = frozenset(n for n, need in zip(op.arguments, needs, strict=True) if need)
-        return launcher.backward(grad, tuple(arguments), saved, wanted)
+        if func.namespace == "vitkern":
+            return func.redispatch(self.ON_GPU, *args)
+        return func(*args, **(kwargs or {}))
 
 
 def operator_launches(case: Case, recorder: Recorder) -> None:

@@ -94,16 +94,21 @@ def target_of(arch: str) -> GPUTarget:
     return GPUTarget("cuda", int(arch[3:]), 32)
 
 
-def compile_variant(variant: Variant, arch: str) -> Binary:
-    """Compile one kernel, or take it from Triton's cache; raises what Triton raises."""
-    target, names = target_of(arch), variant.kernel.arg_names
+def input_of(variant: Variant) -> tuple[ASTSource, dict[str, object]]:
+    """What triton.compile takes for a variant: its source, and its options."""
+    names = variant.kernel.arg_names
     source = ASTSource(
         variant.kernel,
         {name: "constexpr" for name in names} | dict(variant.signature),
         dict(variant.constants),
         {(names.index(name),): [["tt.divisibility", ALIGNMENT]] for name in variant.divisible},
     )
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **OPTIONS}
+    return source, {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **OPTIONS}
+
+
+def compile_variant(variant: Variant, arch: str) -> Binary:
+    """Compile one kernel, or take it from Triton's cache; raises what Triton raises."""
+    target, (source, options) = target_of(arch), input_of(variant)
     with knobs.compilation.scope(), contextlib.redirect_stdout(io.StringIO()):  # ptxas's errors
         knobs.compilation.disable_line_info = True
         try:
@@ -154,15 +159,10 @@ def _whole(asm: Mapping[str, object]) -> bytes:
 def key_of(variant: Variant, arch: str) -> str:
     """A hash of everything that a binary depends on."""
     parts = (
-        source_of(variant), variant.signature, variant.constants, variant.divisible,
+        variant.kernel.cache_key, variant.signature, variant.constants, variant.divisible,
         variant.num_warps, variant.num_stages, arch, triton.__version__, sorted(OPTIONS.items()),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def source_of(variant: Variant) -> str:
-    """A hash of the kernel's source and of all that it calls."""
-    return variant.kernel.cache_key
 
 
 def is_promised(variant: Variant) -> bool:

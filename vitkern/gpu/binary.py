@@ -178,7 +178,7 @@ class BinaryExecutor:
         self._kernels: dict[Variant, _C.Kernel] = {}
 
     def run(self, launch: Launch) -> None:
-        values = [self.value(name, value) for name, value in run_time(launch)]
+        values = [self.value(name, value) for name, value in launch.run_time().items()]
         self.kernel(launch.variant).launch(launch.grid, self.stream(), values)
 
     def has(self, launch: Launch) -> bool:
@@ -257,7 +257,7 @@ class Plan:
         self._used: set[int] = set()
         ranges = [_addresses(slot) for slot in slots]
         for launch in launches:
-            values = [self._value(name, value, ranges) for name, value in run_time(launch)]
+            values = [self._value(name, value, ranges) for name, value in launch.run_time().items()]
             self._plan.add(executor.kernel(launch.variant), launch.grid, values)
         unused = sorted(set(range(len(slots))) - self._used)
         if unused:
@@ -287,11 +287,6 @@ class Plan:
             )
         addresses = [self._executor.value(f"slot {i}", slot) for i, slot in enumerate(slots)]
         self._plan.run(self._executor.stream(), addresses)
-
-
-def run_time(launch: Launch) -> list[tuple[str, object]]:
-    """The arguments that a compiled kernel takes, in order."""
-    return [(name, launch.arguments[name]) for name, _ in launch.variant.signature]
 
 
 def _layout(tensor: Tensor) -> tuple:

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import configs, launch, philox
+from . import launch, philox
 from .activations import derivative
-from .gemm import rows_of
+from .gemm import row_for, rows_of
 
 
 @triton.jit(do_not_specialize=["M", "S", "limit", "path_limit", "element_seed", "path_seed"])
@@ -89,6 +89,6 @@ def activation_gradient(grad: Tensor, pre: Tensor, activation: str) -> Tensor:
 
 def _launch(kernel, grad: Tensor, out: Tensor, **arguments) -> None:
     M, N = grad.shape
-    row = configs.pick("elementwise", launch.arch_of(out), 8 * out.element_size())
+    row = row_for("elementwise", out)
     grid = (launch.cdiv(M, row.blocks["BM"]), launch.cdiv(N, row.blocks["BN"]))
     launch.launch(kernel, grid, row, ("out",), grad=grad, out=out, M=M, N=N, **arguments)

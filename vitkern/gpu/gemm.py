@@ -134,9 +134,9 @@ def _torch_allows_tf32() -> bool:
     return (newer or torch.get_float32_matmul_precision()) in ("tf32", "high", "medium")
 
 
-def row_for(kernel: str, weight: Tensor, **sizes: int) -> configs.Row:
-    """The launch table's row for a product with this weight."""
-    return configs.pick(kernel, launch.arch_of(weight), 8 * weight.element_size(), **sizes)
+def row_for(kernel: str, t: Tensor, **sizes: int) -> configs.Row:
+    """The launch table's row for a kernel on `t`: the weight of a product, else what it reads."""
+    return configs.pick(kernel, launch.arch_of(t), 8 * t.element_size(), **sizes)
 
 
 def tiles(M: int, N: int, row: configs.Row) -> tuple[int]:

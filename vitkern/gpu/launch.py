@@ -92,9 +92,9 @@ class Launch:
             self.num_stages,
         )
 
-    def run_time(self) -> list[object]:
-        """The values that a compiled kernel takes, in order."""
-        return [self.arguments[name] for name, _ in self.variant.signature]
+    def run_time(self) -> dict[str, object]:
+        """The arguments that a compiled kernel takes, in order."""
+        return {name: self.arguments[name] for name, _ in self.variant.signature}
 
 
 def _type_of(value: object) -> str:

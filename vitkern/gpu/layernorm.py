@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import configs, launch
-from .gemm import rows_of, vector
+from . import launch
+from .gemm import row_for, rows_of, vector
 from .moments import store as store_moments
 from .sums import sum_parts
 
@@ -139,17 +139,12 @@ def normalise(
     M, D = x.shape
     if not D:
         return
-    row = _row("layernorm_forward", x)
+    row = row_for("layernorm_forward", x, D=D)
     launch.launch(
         layernorm_forward, (launch.cdiv(M, row.blocks["BM"]),), row, ("y", "stats", "moments"),
         x=x, weight=vector(weight), bias=vector(bias), y=y, stats=stats, moments=moments, M=M, D=D,
         x_stride=x_stride, eps=eps, BD=block(D),
     )  # fmt: skip
-
-
-def _row(kernel: str, x: Tensor) -> configs.Row:
-    bits = 8 * x.element_size()
-    return configs.pick(kernel, launch.arch_of(x), bits, D=x.shape[-1])
 
 
 def block(D: int) -> int:
@@ -185,7 +180,7 @@ def norm_backward(
     programs = launch.cdiv(M, ROWS)
     vectors = {n: v for n, v in zip(names[1:], (weight, bias), strict=True) if n in needs}
     parts = x.new_empty(2, programs, D, dtype=torch.float32) if vectors else None
-    row = _row("layernorm_backward", x)
+    row = row_for("layernorm_backward", x, D=D)
     launch.launch(
         layernorm_backward, (programs,), row, ("dx", "h", "parts"),
         grad=grad, x=x, stats=stats, weight=vector(weight),
@@ -196,6 +191,7 @@ def norm_backward(
     grads = {names[0]: dx} | {n: v.new_empty(v.shape) for n, v in vectors.items()}
     if len(vectors) == 2:
         sum_parts(parts, grads[names[1]], grads[names[2]])
-    for name in vectors if len(vectors) == 1 else ():
+    elif vectors:
+        (name,) = vectors
         sum_parts(parts[names.index(name) - 1], grads[name])
     return grads

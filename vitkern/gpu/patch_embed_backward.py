@@ -221,7 +221,7 @@ def _token_sums(grads: dict[str, Tensor], B: int, S: int, shared: dict) -> None:
     parts = None if dbias is None else grad.new_empty(S - T, D, dtype=torch.float32)
     first = 0 if "prefix" in grads else T
     last = S if {"bias", "position"} & grads.keys() else T
-    row = configs.pick("patch_embed_token_sums", launch.arch_of(grad), 8 * grad.element_size())
+    row = gemm.row_for("patch_embed_token_sums", grad)
     launch.launch(
         patch_embed_token_sums, (last - first, launch.cdiv(D, row.blocks["BN"])), row,
         ("dprefix", "dposition", "parts"), dprefix=grads.get("prefix"),

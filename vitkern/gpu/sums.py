@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import configs, launch
+from . import launch
+from .gemm import row_for
 
 
 @triton.jit(do_not_specialize=["P"])
@@ -38,7 +39,7 @@ def sum_parts(parts: Tensor, out: Tensor, second: Tensor | None = None) -> Tenso
     With `second`: parts (2, P, ...) are summed into both.
     """
     L, P = out.numel(), parts.shape[0 if second is None else 1]
-    row = configs.pick("sum_parts", launch.arch_of(parts), 32)
+    row = row_for("sum_parts", parts)
     grid = (launch.cdiv(L, row.blocks["BL"]), 1 if second is None else 2)
     launch.launch(
         sum_parts_kernel, grid, row, ("out", "second"),
