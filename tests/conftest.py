@@ -10,6 +10,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
+import torch
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -21,6 +22,12 @@ def shared_data() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip(f"no data folder at {folder}: set VITKERN_DATA to run this test")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Numbers that a test draws are the same in every run and in any order of the tests."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

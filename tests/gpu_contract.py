@@ -7,9 +7,9 @@ import importlib
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
+from fixed_order.torch_mode import FixedOrder
+from interpreter import Interpreter
 
-from vitkern.gpu.interpreter import Interpreter
 from vitkern.gpu.launch import executing
 from vitkern.registry import Error
 
@@ -19,35 +19,6 @@ DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
-
-
-def round_to_tf32(t: torch.Tensor) -> torch.Tensor:
-    """fp32 with 10 bits after the binary point, to the nearest, ties away from zero (cvt.rna)."""
-    return ((t.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-class Tf32Products(TorchFunctionMode):
-    """torch's fp32 products as a TF32 unit does them: operands rounded, sums in fp32."""
-
-    PRODUCTS = (torch.nn.functional.linear, torch.Tensor.__matmul__, torch.Tensor.matmul)
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in self.PRODUCTS:
-            a, b = (_Rounded.apply(t) if t.dtype == torch.float32 else t for t in args[:2])
-            args = (a, b, *args[2:])
-        return function(*args, **(kwargs or {}))
-
-
-class _Rounded(torch.autograd.Function):
-    """Rounds an operand; its gradient is an operand of the next product, rounded as well."""
-
-    @staticmethod
-    def forward(ctx, t):
-        return round_to_tf32(t)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return round_to_tf32(grad)
 
 
 # One unit in the last place of what a product's operands keep, relative. Three tf32 products keep
@@ -68,9 +39,9 @@ def within(got, truth, torchs, slack, numerics) -> tuple[bool, str]:
     return fine, f"{ours} against torch's {theirs}"
 
 
-def yardstick(numerics: str) -> contextlib.AbstractContextManager:
-    """Where torch itself is run: as it is, or with TF32 products."""
-    return Tf32Products() if numerics == "tf32" else contextlib.nullcontext()
+def yardstick(numerics: str) -> FixedOrder:
+    """Where torch itself is run: with the same result on any CPU."""
+    return FixedOrder(tf32=numerics == "tf32")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-import torch.nn.functional as F
+from fixed_order.torch_mode import FixedOrder
 
 from vitkern import _C, ViT, ViTConfig, cpu
 from vitkern.engine import Engine
@@ -34,7 +34,7 @@ def truth_and_torch(model, image):
     wide = copy.deepcopy(model).double()
     wide.path = model.path = "reference"
     try:
-        with torch.no_grad():
+        with torch.no_grad(), FixedOrder():
             return wide(image.double()), model(image)
     finally:
         model.path = "auto"
@@ -73,7 +73,8 @@ def bf16_errors(model, images, isa) -> tuple[Error, Error]:
     half = copy.deepcopy(model).bfloat16()
     half.path = "reference"
     with torch.inference_mode():
-        torchs = half(images.bfloat16())
+        with FixedOrder():
+            torchs = half(images.bfloat16())
         ours = Engine(model, "bf16", isa=isa).logits(images)
     return Error.of(ours, truth), Error.of(torchs, truth)
 
@@ -87,24 +88,6 @@ def test_bf16_is_at_least_as_exact_as_torch_bf16(isa, images):
     )
 
 
-def tf32(x: torch.Tensor) -> torch.Tensor:
-    """x with 10 bits of mantissa, to nearest even, as a GPU's TF32 unit reads it."""
-    bits = x.float().view(torch.int32)
-    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
-
-
-class Tf32Products(torch.overrides.TorchFunctionMode):
-    """PyTorch whose matrix products round their factors to TF32."""
-
-    PRODUCTS = (F.linear, F.conv2d, F.scaled_dot_product_attention)
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in self.PRODUCTS:
-            factors = 3 if function is F.scaled_dot_product_attention else 2
-            args = (*(tf32(t) for t in args[:factors]), *args[factors:])
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("isa", cpu.isas())
 @pytest.mark.parametrize("changes", [{}, {"width": 96, "heads": 1, "mlp_width": 1600}], ids=str)
 def test_tf32_is_more_exact_than_tf32_units(changes, isa, images):
@@ -112,7 +95,7 @@ def test_tf32_is_more_exact_than_tf32_units(changes, isa, images):
     truth, _ = truth_and_torch(model, images)
     with torch.inference_mode():
         model.path = "reference"
-        with Tf32Products():
+        with FixedOrder(tf32=True):
             units = model(images)
         ours = Engine(model, "tf32", isa=isa).logits(images)
     error, yardstick = Error.of(ours, truth), Error.of(units, truth)

@@ -10,9 +10,9 @@ from vitkern.registry import LAYOUTS, REGISTRY
 
 pytest.importorskip("triton")
 import gpu_contract as contract
+from interpreter import Interpreter
 
 from vitkern.gpu import attention, configs
-from vitkern.gpu.interpreter import Interpreter
 from vitkern.gpu.launch import Recorder, executing
 
 FP32, BF16 = torch.float32, torch.bfloat16

@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("triton")
 from fake_cuda import kernels as sample
+from interpreter import Interpreter
 
 from vitkern import _C
 from vitkern.gpu import layernorm
 from vitkern.gpu.binary import BinaryError, BinaryExecutor, Store
-from vitkern.gpu.interpreter import Interpreter
 from vitkern.gpu.launch import Recorder, executing
 
 

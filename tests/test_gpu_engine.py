@@ -8,13 +8,14 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from fixed_order.torch_mode import FixedOrder
 from gpu_contract import gpu
+from interpreter import Interpreter
 from tiny_models import OPTIONS, tiny
 
 from vitkern import _C, ViT, ViTConfig
 from vitkern.gpu import aot, device, launch, layernorm, plan
 from vitkern.gpu.binary import BinaryError, BinaryExecutor, Store
-from vitkern.gpu.interpreter import Interpreter
 from vitkern.gpu_engine import DTYPES, GpuEngine, why_not
 from vitkern.registry import Error
 
@@ -35,7 +36,7 @@ def check(got, model, image, want="logits", precision=None):
     wide = copy.deepcopy(model).double()
     wide.path, model.path, model.precision = "reference", "reference", precision
     try:
-        with torch.no_grad():
+        with torch.no_grad(), FixedOrder():
             truth = function(wide, image if image.dtype == torch.uint8 else image.double())
             torchs = function(model, image)
     finally:

@@ -1,15 +1,15 @@
-"""The kernel interpreter (gpu/interpreter.py) computes and rounds as a GPU does."""
+"""The kernel interpreter (tests/interpreter) computes and rounds as a GPU does."""
 
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from interpreter import Interpreter
 from triton.language.extra import libdevice
 
 from vitkern.gpu import activations, moments, philox
 from vitkern.gpu.configs import Row
-from vitkern.gpu.interpreter import Interpreter
 from vitkern.gpu.launch import cdiv, executing, launch
 from vitkern.ops import activations as activations_reference
 from vitkern.ops import philox as philox_reference
@@ -135,10 +135,10 @@ def test_dots_round_their_factors_as_tensor_cores_do(dtype, precision):
             if i + j < 2:  # the product of the two small halves is left out
                 model += a.double() @ b.double().T
     size = x.double().abs() @ w.double().abs().T
-    assert ((y - model).abs() <= 2 * EPS * size).all()  # the sums are fp32's, in any order
+    assert ((y - model).abs() <= 2 * EPS * size).all()  # the sums are fp32's
     exact = x.double() @ w.double().T
     error = ((y - exact).abs() / size).max()
-    low, high = {"tf32": (2e-4, 2e-3), "tf32x3": (0, 3e-7), "ieee": (0, 2e-7)}[precision]
+    low, high = {"tf32": (2e-4, 2e-3), "tf32x3": (0, 3e-7), "ieee": (0, 2 * EPS)}[precision]
     assert low <= error <= high
 
 

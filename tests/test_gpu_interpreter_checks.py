@@ -7,14 +7,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from interpreter import Interpreter
+from interpreter.numerics import check_version
 from test_gpu_interpreter import language, product, run
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language.extra import libdevice
 from triton.runtime.jit import JITFunction
-
-from vitkern.gpu.interpreter import Interpreter
-from vitkern.gpu.interpreter_numerics import check_version
 
 
 @triton.jit

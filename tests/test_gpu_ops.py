@@ -8,9 +8,9 @@ from vitkern.registry import LAYOUTS, REGISTRY
 
 pytest.importorskip("triton")
 import gpu_contract as contract
+from interpreter import Interpreter
 
 from vitkern.gpu.configs import ARCHS
-from vitkern.gpu.interpreter import Interpreter
 
 ALL = list(REGISTRY.values())
 OWN_FILE = ("attention", "patch_embed")  # with more cases in files of their own

@@ -3,6 +3,7 @@
 import plain_vit
 import pytest
 import torch
+from fixed_order.torch_mode import FixedOrder
 from tiny_models import OPTIONS, PATHS, check_error, force, picture, state_of, tiny
 
 from vitkern import ops
@@ -24,7 +25,9 @@ def test_matches_plain_model(option, path):
         ("features", rows, plain_vit.features),
         ("logits", got, plain_vit.logits),
     ):
-        truth, torchs = function(wide, c, image.double()), function(narrow, c, image)
+        truth = function(wide, c, image.double())
+        with FixedOrder():
+            torchs = function(narrow, c, image)
         check_error(ours, torchs, truth, torch.float32, what)
 
 
@@ -91,7 +94,9 @@ def test_gradients_keep_the_error_rule_in_float32(option):
         (plain_vit.logits(state, model.config, image.to(dtype)) * probe.to(dtype)).sum().backward()
         return {n: p.grad for n, p in state.items()}
 
-    truth, torchs = plain(torch.float64), plain(torch.float32)
+    truth = plain(torch.float64)
+    with FixedOrder():
+        torchs = plain(torch.float32)
     names = [n for n in truth if truth[n] is not None]
     # All gradients as one vector, each parameter in units of its own size; some gradients are 0 in
     # exact arithmetic (a constant added to every key changes no softmax): in units of the largest.
@@ -120,13 +125,22 @@ def test_bf16_model_keeps_the_error_rule(option, path):
     with torch.no_grad():
         got = model.forward_features(image)
     truth = plain_vit.features(state_of(model), model.config, image.double())
-    torchs = plain_vit.features(state_of(model, torch.bfloat16), model.config, image)
+    with FixedOrder():
+        torchs = plain_vit.features(state_of(model, torch.bfloat16), model.config, image)
     check_error(got, torchs, truth, torch.bfloat16, "features")
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "option", ["plain", "layer-scale", "qk-norm", "pool-mean", "position-relative"]
+    "option",
+    [
+        "plain",
+        "layer-scale",
+        "qk-norm",
+        "pool-mean",
+        "position-relative",
+        "position-none-no-prefix",
+    ],
 )
 def test_bf16_precision_of_an_fp32_model_keeps_the_error_rule(option, path):
     model = tiny(**OPTIONS[option])
@@ -137,7 +151,8 @@ def test_bf16_precision_of_an_fp32_model_keeps_the_error_rule(option, path):
         got, rows = model(image), model.forward_features(image)
     assert rows.dtype == torch.float32, "the residual stream of an fp32 model stays fp32"
     truth = plain_vit.features(state_of(model), model.config, image.double())
-    torchs = plain_vit.features(state_of(model, torch.bfloat16), model.config, image.bfloat16())
+    with FixedOrder():
+        torchs = plain_vit.features(state_of(model, torch.bfloat16), model.config, image.bfloat16())
     check_error(rows, torchs, truth, torch.bfloat16, "features")
     assert got.isfinite().all()
 
@@ -235,7 +250,8 @@ def test_dynamic_sizes_interpolate_positions(option, path):
     with torch.no_grad():
         got = model.forward_features(image)
     truth = plain_vit.features(state_of(model), model.config, image.double())
-    torchs = plain_vit.features(state_of(model, torch.float32), model.config, image)
+    with FixedOrder():
+        torchs = plain_vit.features(state_of(model, torch.float32), model.config, image)
     check_error(got, torchs, truth, torch.float32, "features")
 
 
@@ -264,5 +280,6 @@ def test_uint8_images_are_normalised(path):
     with torch.no_grad():
         got = model.forward_features(image)
     truth = plain_vit.features(state_of(model), model.config, image)
-    torchs = plain_vit.features(state_of(model, torch.float32), model.config, image)
+    with FixedOrder():
+        torchs = plain_vit.features(state_of(model, torch.float32), model.config, image)
     check_error(got, torchs, truth, torch.float32, "features")

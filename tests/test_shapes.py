@@ -7,7 +7,8 @@ import pathlib
 
 import pytest
 import torch
-from test_engine import Tf32Products, tiny, truth_and_torch
+from fixed_order.torch_mode import FixedOrder
+from test_engine import tiny, truth_and_torch
 from test_ops import BF16, FP32, ISAS, check, run_native
 
 from vitkern import _C, cpu
@@ -107,14 +108,13 @@ def truth_and_yardstick(shape, precision):
     """Logits in float64, and the error of PyTorch at this precision."""
     model, images = model_of(shape), images_of(shape)
     truth, theirs = truth_and_torch(model, images)
-    with torch.inference_mode():
+    with torch.inference_mode(), FixedOrder(tf32=precision == "tf32"):
         plain = copy.deepcopy(model)
         plain.path = "reference"
         if precision == "bf16":
             theirs = plain.bfloat16()(images.bfloat16())
         elif precision == "tf32":
-            with Tf32Products():
-                theirs = plain(images)
+            theirs = plain(images)
     return truth, Error.of(theirs, truth)
 
 

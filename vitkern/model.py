@@ -162,7 +162,8 @@ class ViT(Interface):
         mean, std = self._pixel_stats(image)
         if mean is not None:
             image = (image.to(mean.dtype) / 255 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
-        x = self.patch_embed(image)  # (B, N, D)
+        # Under autocast, too, the residual stream has the model's dtype.
+        x = self.patch_embed(image).to(self.patch_embed_weight.dtype)  # (B, N, D)
         prefix, position = self.position_rows(*self._grid(image))
         if position is not None:
             x = x + position

@@ -161,7 +161,8 @@ class Operator:
 
 
 def _normal(shape: list[int], g: torch.Generator, axes: Axes) -> Tensor:
-    return torch.randn(shape, generator=g)
+    # In float64, whose last bits no CPU's vector functions decide.
+    return torch.randn(shape, generator=g, dtype=torch.float64).float()
 
 
 def _weight(shape: list[int], g: torch.Generator, axes: Axes) -> Tensor:

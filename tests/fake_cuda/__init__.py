@@ -16,8 +16,7 @@ import tempfile
 import traceback
 
 import pytest
-
-from vitkern.gpu.interpreter import Interpreter
+from interpreter import Interpreter
 
 SOURCES = pathlib.Path(__file__).parent
 ILLEGAL_ADDRESS, MISALIGNED, FAILED = 700, 716, 719  # CUDA's numbers

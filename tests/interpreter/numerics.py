@@ -8,14 +8,19 @@ Modelled for NVIDIA after the code that Triton 3.7 emits: 16-bit dots accumulate
 dots drop the low 13 bits of their operands (no conversion is emitted, the tensor core ignores
 them); "tf32x3" splits each operand in a rounded half and a truncated rest and adds three products;
 exp(x) is 2 ** (x * log2 e), the product rounded to fp32; sums of 16-bit floats round at every step.
-Division, roots and logarithms are exact to the last bit here and to two units there; a * b + c is
-not fused; the order of a dot's or a sum's additions is numpy's.
+Division, roots and elementary functions are exact to the last bit here and to two units there;
+a * b + c is not fused; sums add pairwise.
+
+A dot adds as many exact products at once as a tensor core does, in ascending k, and rounds
+(fixed_order.c); an elementary function is computed in fp64 and rounded. No result depends on which
+BLAS or which vector library the host's CPU selects, nor on the batch around a row.
 """
 
 from __future__ import annotations
 
 import functools
 
+import fixed_order
 import numpy as np
 import torch
 import triton
@@ -180,12 +185,20 @@ def _divide(a, b):
     return (a - np.fmod(a, b)) // b
 
 
-def _erf(x):
-    return torch.special.erf(torch.as_tensor(x)).numpy()[()]
+def _exactly(compute):
+    """A function of fp32 numbers by way of fp64: numpy's own fp32 ones differ from CPU to CPU."""
+    return lambda *values: compute(*(v.astype(np.float64) for v in values)).astype(values[0].dtype)
+
+
+_exp2 = _exactly(np.exp2)
+
+
+def _of_torch(compute):
+    return _exactly(lambda x: compute(torch.as_tensor(x)).numpy()[()])
 
 
 def _exp(x):
-    return np.exp2(x * np.float32(1.4426950408889634)) if x.dtype == np.float32 else np.exp(x)
+    return _exp2(x * np.float32(1.4426950408889634)) if x.dtype == np.float32 else np.exp(x)
 
 
 def _clamp(x, low, high):
@@ -210,15 +223,15 @@ _ORDERED = {
 }
 _FUNCTIONS = {
     "exp": _exp,
-    "exp2": np.exp2,
-    "log": np.log,
-    "log2": np.log2,
+    "exp2": _exp2,
+    "log": _exactly(np.log),
+    "log2": _exactly(np.log2),
     "sqrt": np.sqrt,
     "precise_sqrt": np.sqrt,
     "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
-    "sin": np.sin,
-    "cos": np.cos,
-    "erf": _erf,
+    "sin": _exactly(np.sin),
+    "cos": _exactly(np.cos),
+    "erf": _of_torch(torch.special.erf),
     "floor": np.floor,
     "ceil": np.ceil,
     "fabs": np.abs,
@@ -226,15 +239,15 @@ _FUNCTIONS = {
 }
 # libdevice symbols without "__nv_" and the final f of the fp32 ones
 _LIBDEVICE = _FUNCTIONS | {
-    "exp": np.exp,
-    "tanh": np.tanh,
-    "log1p": np.log1p,
-    "expm1": np.expm1,
-    "pow": np.power,
+    "exp": _exactly(np.exp),
+    "tanh": _exactly(np.tanh),
+    "log1p": _exactly(np.log1p),
+    "expm1": _exactly(np.expm1),
+    "pow": _exactly(np.power),
     "fast_exp": _exp,
     "trunc": np.trunc,
     "rint": np.rint,
-    "erfc": lambda x: torch.special.erfc(torch.as_tensor(x)).numpy()[()],
+    "erfc": _of_torch(torch.special.erfc),
 }
 
 
@@ -327,19 +340,30 @@ class Operations:
         left, right, start = a.full(), b.full(), c.full()
         if a.kind is I8:
             return Value(np.matmul(left, right, dtype=np.int32) + start, c.kind, c.shape)
-        if a.kind is not F32 or precision == ir.INPUT_PRECISION.IEEE:
-            data = np.matmul(left, right) + start
+        if a.kind is F64:
+            return Value(np.matmul(left, right) + start, c.kind, c.shape)
+        dot = fixed_order.accumulate
+        if a.kind is not F32:
+            data = dot(left, right, start, _TERMS_16_BIT)
+        elif precision == ir.INPUT_PRECISION.IEEE:
+            data = dot(left, right, start, 1)
         elif precision == ir.INPUT_PRECISION.TF32:
-            data = np.matmul(truncate_tf32(left), truncate_tf32(right)) + start
+            data = dot(truncate_tf32(left), truncate_tf32(right), start, _TERMS_TF32)
         elif precision == ir.INPUT_PRECISION.TF32x3:
             big_a, big_b = round_tf32(left), round_tf32(right)
             small_a, small_b = truncate_tf32(left - big_a), truncate_tf32(right - big_b)
-            small = np.matmul(small_a, big_b) + np.matmul(big_a, small_b)
+            small = dot(small_a, big_b, np.zeros_like(start), _TERMS_TF32)
+            small = dot(big_a, small_b, small, _TERMS_TF32)
             small = np.where(np.isnan(small), np.float32(0), small)
-            data = (np.matmul(big_a, big_b) + small) + start
+            data = dot(big_a, big_b, small, _TERMS_TF32) + start
         else:
             raise NotImplementedError(f"the interpreter has no input_precision {precision}")
         return Value(rounded(data, c.kind), c.kind, c.shape)
+
+
+# Products that a tensor core adds to its sum at once: Fasi et al., "Numerical behavior of NVIDIA
+# tensor cores", 2021, for the A100. There the sum is cut, here it is rounded.
+_TERMS_16_BIT, _TERMS_TF32 = 8, 4
 
 
 def element(to) -> Kind:

@@ -2,7 +2,7 @@
 
 An ordinary `@triton.jit` function, which stays compilable, is executed with numpy, one program
 after the other, at about 10 us per operation; nothing in triton changes. What is rounded how:
-interpreter_numerics.py. The language: interpreter_source.py, _language.py and _tensor.py. A run
+numerics.py. The language: source.py, language.py and tensor.py. A run
 also checks what a GPU does not forgive: accesses outside of an argument's storage, writes to
 arguments that the launch does not list as written and, on request, programs that depend on each
 other. Elements that a load without `other` masks off are NaN (integers: nonsense), as a GPU leaves
@@ -20,10 +20,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from .interpreter_numerics import Kind, Value, constant, from_memory, to_memory
-from .interpreter_source import resolve
-from .interpreter_tensor import builder, pointer, scalar
-from .launch import Launch
+from vitkern.gpu.launch import Launch
+
+from .numerics import Kind, Value, constant, from_memory, to_memory
+from .source import resolve
+from .tensor import builder, pointer, scalar
 
 _ELEMENTS = {
     "fp32": tl.float32,

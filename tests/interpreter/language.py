@@ -12,8 +12,8 @@ import numpy as np
 import triton.language as tl
 from triton.language import core, standard
 
-from .interpreter_numerics import BF16, F16, I32, I64, Value
-from .interpreter_tensor import (
+from .numerics import BF16, F16, I32, I64, Value
+from .tensor import (
     Tensor,
     block,
     builder,

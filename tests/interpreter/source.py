@@ -15,8 +15,8 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
-from .interpreter_language import BUILTINS, ELEMENTARY, REPLACED, bound, reduce, scan, store
-from .interpreter_tensor import Tensor, semantic, takes
+from .language import BUILTINS, ELEMENTARY, REPLACED, bound, reduce, scan, store
+from .tensor import Tensor, semantic, takes
 
 
 class Module:

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 
-from .interpreter_numerics import I1, I32, KINDS, Operations, Value, constant, element, pointer_to
+from .numerics import I1, I32, KINDS, Operations, Value, constant, element, pointer_to
 
 
 class Options:
@@ -149,7 +149,7 @@ class Size(int):
 
 
 class Tensor(core.tensor):
-    """A tensor of an interpreted kernel; interpreter_language.py gives it triton's methods."""
+    """A tensor of an interpreted kernel; language.py gives it triton's methods."""
 
     def __init__(self, handle: Value, type) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
