@@ -1,6 +1,7 @@
 """Every command on tiny inputs, and the errors a user meets."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -118,6 +119,14 @@ def test_demo_checks_times_and_draws(capsys, tmp_path):
     assert "Ti/16" in out and "speed-up" in out and "ok" in out
     assert str(picture) in out
     assert picture.read_text().startswith("<?xml")
+
+
+def test_demo_leaves_out_what_would_take_too_long(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitkern.cli.demo.LONGEST_FORWARD_S", 0.0)
+    tiny = ("--models", "Ti/16", "--image-size", "32", "--batches", "1", "--seconds", "0.1")
+    status, out, _ = run(capsys, "demo", *tiny, "--out", tmp_path / "demo.svg")
+    assert status == 0 and "PyTorch in bf16 was left out" in out
+    assert len(re.findall(r"\d\.\d\dx", out.split("Median")[1])) == 2, "both speed-ups are there"
 
 
 @pytest.mark.parametrize(
