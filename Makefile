@@ -16,25 +16,31 @@ CXX_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp')
 NATIVE_SOURCES = $(shell find csrc -type f) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench ptx-check gpu-check lint format native-test docs clean
+.PHONY: help setup demo test test-full test-cpus bench ptx-check gpu-check lint format native-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: $(VENV)/built ## environment and extension (the others do it by themselves)
+setup: $(VENV)/ready ## environment and extension (the others do it by themselves)
 
-demo: $(VENV)/built ## check ViT against PyTorch on this machine, time both, save the picture
+demo: $(VENV)/built $(VENV)/torch ## check ViT against PyTorch on this machine, time both, save the picture
 	$(PY) -m vitkern demo $(ARGS)
 
-test: $(VENV)/built ## all tests, in two processes
-	$(PY) -m pytest -q -n 2 $(ARGS)
+test: $(VENV)/ready ## all tests but the long ones, in two processes
+	$(PY) -m pytest -q -n 2 --dist worksteal $(ARGS)
 
-bench: $(VENV)/built ## all benchmarks and sweeps with eager PyTorch beside each, then the report: 10 minutes
+test-full: $(VENV)/ready ## all tests: also those that take long and rarely find anything
+	$(PY) -m pytest -q -n 2 --dist worksteal -m "not ptx_full" $(ARGS)
+
+test-cpus: $(VENV)/ready ## the tests that compare numbers, with libraries forced to other CPUs' kernels
+	$(PY) tools/other_cpus.py $(ARGS)
+
+bench: $(VENV)/ready ## all benchmarks and sweeps with eager PyTorch beside each, then the report: 10 minutes
 	@echo "about 10 minutes on 2 cores; close everything else"
 	$(PY) -m pytest benchmarks --benchmark-only --scaling $(ARGS)
 	$(PY) -m benchmarks.report
 
-ptx-check: $(VENV)/built ## all operators as Triton compiles them for sm_80, emulated: 20 minutes
+ptx-check: $(VENV)/ready ## all operators as Triton compiles them for sm_80, emulated: 20 minutes
 	$(PY) -m pytest -q -m ptx_full tests/test_gpu_ptx.py $(ARGS)
 
 lint: $(VENV)/installed ## ruff and clang-format, changing nothing
@@ -53,10 +59,10 @@ native-test: $(VENV)/installed ## the kernels without Python, under ASan and UBS
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/native
 	build/native/native_test
 
-docs: $(VENV)/built ## docs/ops.md from the operator table
+docs: $(VENV)/ready ## docs/ops.md from the operator table
 	$(PY) tools/gen_ops_docs.py $(ARGS)
 
-gpu-check: $(VENV)/built ## all GPU kernels for all architectures: build, gates, docs/gpu.md's table: 30 minutes
+gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu.md's table: 30 minutes
 	$(PY) tools/gpu_check.py $(ARGS)
 
 clean: ## remove everything that make made, .venv included
@@ -64,6 +70,8 @@ clean: ## remove everything that make made, .venv included
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- Set-up: a stamp per step, so that a second run starts at once ------------------------------
+# The extension needs no torch, so that it is compiled while pip unpacks torch: two jobs at once.
+MAKEFLAGS += -j2
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -71,20 +79,30 @@ $(PY):
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "no venv module: apt-get install python3-venv, or make PYTHON=..." >&2; exit 1; }
 
+$(VENV)/tools: requirements-build.txt | $(PY)
+	@echo "installing the build tools into $(VENV)"
+	@$(PIP) install -qq -r requirements-build.txt
+	@touch $@
+
 # The pinned torch comes first and alone in its step: what follows finds its range satisfied.
-$(VENV)/installed: requirements-dev.txt requirements-peers.txt | $(PY)
-	@echo "installing PyTorch and the development tools into $(VENV) (a minute, once)"
+$(VENV)/torch: requirements-torch.txt | $(VENV)/tools
+	@echo "installing PyTorch (a minute, once)"
+	@$(PIP) install -qq -r requirements-torch.txt
+	@touch $@
+
+$(VENV)/installed: requirements-dev.txt requirements-peers.txt $(VENV)/torch
+	@echo "installing the development tools"
 	@$(PIP) install -qq -r requirements-dev.txt
 	@$(if $(PEERS),$(PIP) install -qq --no-deps -r requirements-peers.txt)
 	@touch $@
 
 export CMAKE_ARGS := -DVITKERN_WERROR=ON $(CMAKE_ARGS)
 
-$(VENV)/editable: $(VENV)/installed pyproject.toml setup.py
+$(VENV)/built: $(VENV)/tools $(NATIVE_SOURCES) setup.py
 	@echo "building vitkern._C"
-	@$(PIP) install -qq --no-build-isolation -e ".[dev]"
+	@$(PY) setup.py -q build_ext --inplace
 	@touch $@
 
-$(VENV)/built: $(VENV)/editable $(NATIVE_SOURCES)
-	@$(PY) setup.py -q build_ext --inplace
+$(VENV)/ready: $(VENV)/installed pyproject.toml setup.py | $(VENV)/built
+	@$(PIP) install -qq --no-build-isolation -e ".[dev]"
 	@touch $@

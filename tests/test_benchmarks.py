@@ -114,6 +114,7 @@ def test_contradicting_lengths_are_refused():
 # ---- Scaling, memory, roofline ----
 
 
+@pytest.mark.full
 def test_sweeps_carry_their_calibration(swept):
     providers = {r["provider"]: r for r in swept if r["kind"] == "scaling"}
     assert providers.keys() == {"torch", "native"}
@@ -123,6 +124,7 @@ def test_sweeps_carry_their_calibration(swept):
     assert ours["flops"] < eager["flops"], "the engine leaves rows of the last block out"
 
 
+@pytest.mark.full
 def test_memory_is_that_of_the_forward(swept):
     sizes = {r["provider"]: r for r in swept if r["kind"] == "memory"}
     assert sizes["torch"]["packed_bytes"] == 0
@@ -132,6 +134,7 @@ def test_memory_is_that_of_the_forward(swept):
     assert "MiB" in sweeps.memory_text(swept)
 
 
+@pytest.mark.full
 def test_report_draws_the_sweeps(swept, tmp_path):
     assert {p.name for p in pictures.draw(swept, tmp_path)} == {f"{n}.svg" for n in sweeps.PICTURES}
     assert "| Ti/16 | 224 | 1 |" in sweeps.text(swept)

@@ -314,7 +314,7 @@ def pytest_run(folder: pathlib.Path, *arguments) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=own)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_pytest_runs_the_same_cases(tmp_path):
     said = pytest_run(tmp_path, "-k", "model")
     assert said.returncode == 0, said.stdout + said.stderr
@@ -327,7 +327,7 @@ def test_pytest_runs_the_same_cases(tmp_path):
     assert found[-1]["machine"]["device"] == pretend_gpu.NAME
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_pytest_stops_at_a_failed_check(tmp_path):
     (tmp_path / "wrong_engine.py").write_text(
         "from vitkern import engine\n"

@@ -18,20 +18,8 @@ SPECS = [s for s in ALL if s.op.name not in OWN_FILE]
 
 
 @pytest.mark.parametrize("spec, axes, numerics", contract.every_case(ALL))
-def test_matches_reference(spec, axes, numerics):
-    inputs = spec.make_inputs(axes, contract.DTYPES[numerics])
-    with contract.gpu(numerics):
-        results = contract.run(spec, inputs)
-    contract.check(spec, results, inputs, numerics)
-
-
-@pytest.mark.parametrize("spec, axes, numerics", contract.every_case(ALL))
-def test_gradients_match_reference(spec, axes, numerics):
-    inputs = spec.make_inputs(axes, contract.DTYPES[numerics])
-    names = contract.differentiable(spec, inputs)
-    with contract.gpu(numerics):
-        grads = contract.run_backward(spec, inputs, names)
-    contract.check_gradients(spec, grads, inputs, names, numerics)
+def test_matches_reference_in_both_directions(spec, axes, numerics):
+    contract.check_both(spec, spec.make_inputs(axes, contract.DTYPES[numerics]), numerics)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "packed"])

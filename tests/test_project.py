@@ -172,7 +172,7 @@ def test_version_is_the_same_everywhere():
 # ---- Native objects ----------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_per_isa_objects_hold_no_weak_symbols(tmp_path):
     """The linker keeps one copy of a weak function: an AVX-512 copy would then run on every CPU.
 
