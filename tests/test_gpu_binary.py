@@ -107,24 +107,6 @@ def test_missing_folders_are_refused(tmp_path):
         Store(tmp_path / "nonesuch")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"arguments": [["x"]]},
-        {"num_warps": "many"},
-        {"shared": None},
-        {"file": "../elsewhere.bin"},
-        {"constants": 3},
-        {"global_scratch": []},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_wrong_descriptions_are_refused(folder, changes):
-    edit(folder, **changes)
-    with pytest.raises(BinaryError, match=r"describes kernel affine-.* wrongly .*: build again"):
-        Store(folder)
-
-
 @pytest.mark.parametrize("scratch", ["global_scratch", "profile_scratch"])
 def test_binaries_that_need_scratch_memory_are_refused(folder, scratch):
     edit(folder, **{scratch: [128, 16]})

@@ -126,7 +126,8 @@ def write_store(folder, launches: list[Launch], *archs: str) -> None:
     for arch in archs:
         for variant in dict.fromkeys(one.variant for one in launches):
             image, metadata = image_of(variant, arch), compiled(variant, arch).metadata
-            file = f"{arch}/{hashlib.sha256(image).hexdigest()[:16]}.bin"
+            suffix = "cubin" if arch.startswith("sm_") else "hsaco"
+            file = f"{arch}/{metadata.name}-{hashlib.sha256(image).hexdigest()[:16]}.{suffix}"
             (folder / arch).mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(image)
             row = {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor
 
 from .. import _C
+from . import aot_folder
+from .aot_folder import MANIFEST
 from .launch import Launch, Variant
-
-MANIFEST = "manifest.json"
 
 
 class BinaryError(RuntimeError):
@@ -48,10 +47,11 @@ class Entry:
     def image(self) -> bytes:
         """The file's bytes, which must be those that were built."""
         try:
-            image = self.file.read_bytes()
+            image = aot_folder.content(self.file, aot_folder.LARGEST_BINARY)
         except OSError as error:
+            why = error.strerror or error
             raise BinaryError(
-                f"vitkern: binary {self.file} cannot be read ({error.strerror}): build again"
+                f"vitkern: binary {self.file} cannot be read ({why}): build again"
             ) from error
         if hashlib.sha256(image).hexdigest() != self.sha256:
             raise BinaryError(
@@ -69,10 +69,14 @@ class Store:
         manifest = self._read()
         self.vitkern: str = manifest["vitkern"]
         self.triton: str = manifest["triton"]
-        self._entries = {}
+        self._entries: dict[tuple[str, str], Entry] = {}
         for row in manifest["kernels"]:
             entry = self._entry(row)
-            self._entries[entry.id, entry.arch] = entry
+            if self._entries.setdefault((entry.id, entry.arch), entry) is not entry:
+                raise BinaryError(
+                    f"vitkern: {self.folder / MANIFEST} lists kernel {entry.id} for {entry.arch} "
+                    "twice: build again"
+                )
 
     def __iter__(self):
         return iter(self._entries.values())
@@ -100,53 +104,41 @@ class Store:
             entry.image()
 
     def _read(self) -> dict:
-        path = self.folder / MANIFEST
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            return aot_folder.read_manifest(self.folder)
         except OSError as error:
             raise BinaryError(
                 f"vitkern: {self.folder} is no folder of compiled kernels: "
-                f"{MANIFEST} cannot be read ({error.strerror})"
+                f"{MANIFEST} cannot be read ({error.strerror or error})"
             ) from error
-        except ValueError as error:  # no JSON, or no text
-            raise BinaryError(
-                f"vitkern: {path} is damaged or cut short ({error}): build again"
-            ) from error
-        wanted = {"vitkern": str, "triton": str, "kernels": list}
-        for key, kind in wanted.items():
-            if not isinstance(manifest, dict) or not isinstance(manifest.get(key), kind):
-                raise BinaryError(f"vitkern: {path} has no {key!r} of type {kind.__name__}")
-        return manifest
+        except ValueError as error:
+            raise BinaryError(f"vitkern: {self.folder / MANIFEST} {error}: build again") from error
 
-    def _entry(self, row: object) -> Entry:
-        name = row.get("id", "?") if isinstance(row, dict) else "?"
+    def _entry(self, row: dict) -> Entry:
         try:
-            for scratch in ("global_scratch", "profile_scratch"):
-                if row[scratch][0] != 0:
-                    raise BinaryError(
-                        f"vitkern: kernel {name} needs {row[scratch][0]} bytes of {scratch}, which "
-                        "the launcher does not provide: build it without tensor descriptors made "
-                        "on the device and without Triton's profiler"
-                    )
-            return Entry(
-                arguments=tuple((str(n), str(t), bool(d)) for n, t, d in row["arguments"]),
-                file=self._inside(row["file"]),
-                constants=dict(row["constants"]),
-                source=str(row.get("source", "")),
-                **{n: str(row[n]) for n in ("id", "kernel", "arch", "sha256")},
-                **{n: int(row[n]) for n in ("num_warps", "warp_size", "num_stages", "shared")},
-            )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            aot_folder.check_entry(row)
+            file = aot_folder.place(self.folder, row["file"])
+        except ValueError as error:
+            name = aot_folder.shown(row.get("id")) if isinstance(row, dict) else "?"
             raise BinaryError(
                 f"vitkern: {self.folder / MANIFEST} describes kernel {name} wrongly "
-                f"({type(error).__name__}: {error}): build again"
+                f"({error}): build again"
             ) from error
-
-    def _inside(self, file: str) -> pathlib.Path:
-        path = pathlib.PurePosixPath(file)
-        if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"file {file!r} is outside the folder")
-        return self.folder / path
+        for scratch in ("global_scratch", "profile_scratch"):
+            if row[scratch][0] != 0:
+                raise BinaryError(
+                    f"vitkern: kernel {row['id']} needs {row[scratch][0]} bytes of {scratch}, "
+                    "which the launcher does not provide: build it without tensor descriptors made "
+                    "on the device and without Triton's profiler"
+                )
+        same = ("id", "kernel", "arch", "sha256", "num_warps", "warp_size", "num_stages", "shared")
+        return Entry(
+            arguments=tuple(tuple(argument) for argument in row["arguments"]),
+            file=file,
+            constants=row["constants"],
+            source=row.get("source", ""),
+            **{name: row[name] for name in same},
+        )
 
 
 @functools.lru_cache
