@@ -11,7 +11,13 @@
 #include <tuple>
 #include <vector>
 
+#include "../initialised.hpp"
 #include "plan.hpp"
+
+VITKERN_INITIALISED(vitkern::cuda::Slot);
+VITKERN_INITIALISED(vitkern::cuda::Plan);
+VITKERN_INITIALISED_SHARED(vitkern::cuda::Driver);
+VITKERN_INITIALISED_SHARED(vitkern::cuda::Kernel);
 
 namespace py = pybind11;
 
@@ -40,7 +46,8 @@ Value value_from(py::handle object) {
 std::vector<Value> values_from(const py::sequence& objects) {
   std::vector<Value> values;
   values.reserve(objects.size());
-  for (const py::handle object : objects) values.push_back(value_from(object));
+  // An object of its own: a sequence may make its items when it is asked for them.
+  for (const py::object object : objects) values.push_back(value_from(object));
   return values;
 }
 

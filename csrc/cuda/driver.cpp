@@ -2,7 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
+#include <climits>
 #include <cstddef>
 #include <cstring>
 #include <vector>
@@ -195,7 +197,7 @@ Device Driver::describe(int ordinal) const {
     p.name[sizeof p.name - 1] = p.arch[sizeof p.arch - 1] = 0;
     d.name = p.name;
     d.arch = std::string(p.arch, std::strcspn(p.arch, ":"));
-    d.shared_limit = static_cast<int>(p.shared_per_block);
+    d.shared_limit = static_cast<int>(std::min<size_t>(p.shared_per_block, INT_MAX));
     return d;
   }
   int handle = 0, major = 0, minor = 0;
@@ -212,6 +214,9 @@ Device Driver::describe(int ordinal) const {
 }
 
 const Device& Driver::device(int ordinal) {
+  if (ordinal < 0)
+    throw std::invalid_argument("vitkern: GPUs are numbered from 0, not " +
+                                std::to_string(ordinal));
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto known = devices_.find(ordinal);
   if (known != devices_.end()) return known->second;

@@ -23,6 +23,11 @@ std::string text(const Grid& g) {
          ")";
 }
 
+std::shared_ptr<Driver> given(std::shared_ptr<Driver> driver) {
+  if (!driver) throw std::invalid_argument("vitkern: a kernel needs a driver, not None");
+  return driver;
+}
+
 // 80 for "sm_80" and "sm_80a", 0 for what is no CUDA architecture.
 int capability(const std::string& arch) {
   if (arch.rfind("sm_", 0) != 0) return 0;
@@ -53,11 +58,15 @@ Type type_named(const std::string& name) {
 
 Kernel::Kernel(std::shared_ptr<Driver> driver, int device, std::string_view image,
                const Specification& specification, Skip skip)
-    : driver_(std::move(driver)),
+    : driver_(given(std::move(driver))),
       device_(driver_->device(device)),
       spec_(specification),
       skip_(skip) {
-  if (spec_.num_warps < 1 || spec_.warp_size < 1 || spec_.num_warps * spec_.warp_size > 1024)
+  if (spec_.name.empty() || spec_.name.find('\0') != std::string::npos)
+    throw std::invalid_argument(
+        "vitkern: a kernel's name has at least one character, and no zero (where it would end)");
+  if (spec_.num_warps < 1 || spec_.warp_size < 1 ||
+      int64_t{spec_.num_warps} * spec_.warp_size > kMaxThreads)
     refuse("a block of " + std::to_string(spec_.num_warps) + " warps of " +
            std::to_string(spec_.warp_size) + " threads is impossible");
   if (parameters() > kMaxParameters)
@@ -77,11 +86,11 @@ Kernel::Kernel(std::shared_ptr<Driver> driver, int device, std::string_view imag
   const std::string doing = "loading kernel " + spec_.name;
   driver_->must(doing, t.module_function, &function_, module, spec_.name.c_str());
   // Asking for any attribute also makes a driver that loads lazily load now, and not in a capture.
-  int threads = 0;
-  driver_->must(doing, t.function_attribute, &threads, kMaxThreadsPerBlock, function_);
-  if (!skip_.layout && spec_.num_warps * spec_.warp_size > threads)
-    refuse("its manifest asks for blocks of " + std::to_string(spec_.num_warps * spec_.warp_size) +
-           " threads, its binary allows " + std::to_string(threads) +
+  int allowed = 0;
+  driver_->must(doing, t.function_attribute, &allowed, kMaxThreadsPerBlock, function_);
+  if (!skip_.layout && threads() > allowed)
+    refuse("its manifest asks for blocks of " + std::to_string(threads()) +
+           " threads, its binary allows " + std::to_string(allowed) +
            ": build both again, together");
   if (!skip_.layout) check_layout();
   if (driver_->api() == Api::cuda && spec_.shared > kSharedWithoutAsking && !skip_.shared)
@@ -108,7 +117,7 @@ Packed Kernel::pack(const Grid& grid, const std::vector<Value>& values) const {
       continue;
     }
     const Parameter& p = spec_.parameters[i];
-    if (p.type != Type::pointer || slot->index < 0 || slot->offset < 0)
+    if (p.type != Type::pointer || slot->index < 0 || slot->index >= kMaxSlots || slot->offset < 0)
       refuse("parameter " + p.name + " (" + p.type_name + ") cannot be slot " +
              std::to_string(slot->index) + " + " + std::to_string(slot->offset));
     packed.slots.emplace_back(i, *slot);
@@ -121,10 +130,9 @@ void Kernel::start(const Grid& grid, Handle stream, Cells& cells) const {
   for (size_t i = 0; i < parameters(); ++i) pointers[i] = &cells[i];
   const auto n = [](int64_t x) { return static_cast<unsigned>(x); };
   const auto& launch = driver_->table().launch;
-  const int status =
-      launch.function(function_, n(grid[0]), n(grid[1]), n(grid[2]),
-                      n(spec_.num_warps * spec_.warp_size), 1u, 1u, n(spec_.shared), stream,
-                      pointers.data(), nullptr);  // which copies the parameters before it returns
+  const int status = launch.function(function_, n(grid[0]), n(grid[1]), n(grid[2]), n(threads()),
+                                     1u, 1u, n(spec_.shared), stream, pointers.data(),
+                                     nullptr);  // which copies the parameters before it returns
   if (status != 0)
     driver_->fail("starting kernel " + spec_.name + " with grid " + text(grid) + " on " + where(),
                   launch.name, status);
@@ -170,12 +178,19 @@ void Kernel::check_pointer(size_t parameter, int64_t address) const {
            "tensor (x.clone())");
 }
 
+void Kernel::check_slot(size_t parameter, int64_t address, int64_t offset) const {
+  if (address <= 0 || offset > std::numeric_limits<int64_t>::max() - address)
+    refuse("parameter " + spec_.parameters[parameter].name + " cannot be " +
+           std::to_string(offset) + " bytes after address " + std::to_string(address));
+  check_pointer(parameter, address + offset);
+}
+
 void Kernel::check_grid(const Grid& grid) const {
   const bool fits = grid[0] >= 1 && grid[0] <= kMaxGridX && grid[1] >= 1 && grid[1] <= kMaxGridYZ &&
                     grid[2] >= 1 && grid[2] <= kMaxGridYZ;
   // HIP counts threads, not blocks, in 32 bits.
-  const bool counts = driver_->api() == Api::cuda || !fits ||
-                      grid[0] * spec_.num_warps * spec_.warp_size < (int64_t{1} << 32);
+  const bool counts =
+      driver_->api() == Api::cuda || !fits || grid[0] * threads() < (int64_t{1} << 32);
   if (!skip_.values && !(fits && counts))
     refuse("no GPU starts a grid of " + text(grid) +
            " blocks (1 to 2147483647 by 1 to 65535 by 1 to 65535)");

@@ -30,6 +30,8 @@ constexpr int64_t kAlignment = 16;  // bytes of a pointer, units of an integer
 // and for its profiler. Binaries that need either are refused, so both are null.
 constexpr size_t kScratchPointers = 2;
 constexpr size_t kMaxParameters = 64;  // with those two
+constexpr int kMaxThreads = 1024;      // of a block, on every GPU
+constexpr int64_t kMaxSlots = 1024;    // of a plan; a forward has an input and a result
 
 // A pointer that is known when a plan runs: the slot's, plus an offset in bytes.
 struct Slot {
@@ -59,6 +61,7 @@ struct Packed {
 
 class Kernel {
  public:
+  // Throws std::invalid_argument for what no build writes or this device cannot run.
   Kernel(std::shared_ptr<Driver> driver, int device, std::string_view image,
          const Specification& specification, Skip skip);
 
@@ -69,7 +72,7 @@ class Kernel {
   // The two halves of launch, for plans: `start` wants the device current and checks nothing.
   Packed pack(const Grid& grid, const std::vector<Value>& values) const;
   void start(const Grid& grid, Handle stream, Cells& cells) const;
-  void check_pointer(size_t parameter, int64_t address) const;
+  void check_slot(size_t parameter, int64_t address, int64_t offset) const;
 
   const std::shared_ptr<Driver>& driver() const { return driver_; }
   const Device& device() const { return device_; }
@@ -80,7 +83,9 @@ class Kernel {
   void check_arch() const;
   void check_layout() const;
   void check_grid(const Grid& grid) const;
+  void check_pointer(size_t parameter, int64_t address) const;  // null is an empty tensor's
   uint64_t cell(size_t parameter, const Value& value) const;
+  int threads() const { return spec_.num_warps * spec_.warp_size; }  // of a block
   [[noreturn]] void refuse(const std::string& what) const;
   std::string where() const;
 

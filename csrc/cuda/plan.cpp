@@ -8,6 +8,7 @@ namespace vitkern::cuda {
 
 void Plan::add(std::shared_ptr<const Kernel> kernel, const Grid& grid,
                const std::vector<Value>& values) {
+  if (!kernel) throw std::invalid_argument("vitkern: a plan is made of kernels, not of None");
   if (frozen_) throw std::invalid_argument("vitkern: a plan that has run cannot be added to");
   if (!steps_.empty() && (kernel->driver() != steps_[0].kernel->driver() ||
                           kernel->device().ordinal != steps_[0].kernel->device().ordinal))
@@ -24,7 +25,7 @@ void Plan::run(Handle stream, const std::vector<int64_t>& slots) const {
                                 std::to_string(slots.size()));
   for (const Step& step : steps_)
     for (const auto& [parameter, slot] : step.packed.slots)
-      step.kernel->check_pointer(parameter, slots[slot.index] + slot.offset);
+      step.kernel->check_slot(parameter, slots[slot.index], slot.offset);
   if (steps_.empty()) return;
   const Current current(*steps_[0].kernel->driver(), steps_[0].kernel->device());
   for (const Step& step : steps_) {
