@@ -1,4 +1,4 @@
-"""The C++ kernels by themselves, built with sanitizers and run without Python."""
+"""The C++ kernels and launcher by themselves, built with sanitizers and run without Python."""
 
 import os
 import pathlib
@@ -13,27 +13,36 @@ from vitkern import cpu
 
 # a virtual environment's cmake too
 PATH = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
-
-@pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     not (shutil.which("cmake", path=PATH) and shutil.which("ninja", path=PATH)),
     reason="needs cmake and ninja",
 )
-def test_kernels_are_clean_under_sanitizers():
-    """native_test.cpp under ASan and UBSan; the build folder is kept for the next run."""
-    build = ROOT / "build" / "native"
 
-    def run(*command):
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "PATH": PATH}
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        return done.stdout
 
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": PATH})
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def run_native(target, folder):
+    """(passed, failed) of a target under ASan and UBSan; its folder is kept for the next run."""
+    build = ROOT / "build" / folder
     isas = ";".join(cpu.isas())  # what cannot run here need not be built
     options = ["-DVITKERN_NATIVE_TEST=ON", f"-DVITKERN_ISAS={isas}"]
     run("cmake", "-S", ROOT, "-B", build, "-G", "Ninja", *options)
-    run("cmake", "--build", build)
-    summary = run(build / "native_test").strip().splitlines()[-1]
-    passed, failed = (int(part.split()[0]) for part in summary.split(", "))
+    run("cmake", "--build", build, "--target", target)
+    summary = run(build / target).strip().splitlines()[-1]
+    return [int(part.split()[0]) for part in summary.split(", ")]
+
+
+def test_kernels_are_clean_under_sanitizers():
+    passed, failed = run_native("native_test", "native")
     assert passed > 500 and failed == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the stand-in driver needs Linux")
+def test_launcher_is_clean_under_sanitizers():
+    """In a folder of its own: both tests may be built at the same time."""
+    passed, failed = run_native("native_launcher_test", "native_launcher")
+    assert passed > 10_000 and failed == 0
