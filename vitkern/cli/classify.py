@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
 import sys
 
 from .images import NORMALISATIONS
 
 BATCH = 8  # images a call; more gains nothing on a CPU and costs memory
+LARGEST_NAMES = 64 << 20  # bytes; ImageNet-21k's names are 1 MB
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError(f"--top {given.top}: ask for at least one answer")
     from ..weights import timm
 
-    state = timm.unwrapped(timm.read(given.weights))
+    state = timm.read(given.weights)
     model = build(state, given.model, given.weights)
     names = class_names(given.classes, model.config.classes)
     answers = list(classify(model, given, names))
@@ -63,67 +65,91 @@ def run(given: argparse.Namespace) -> int:
 def build(state: dict, name: str | None, path: pathlib.Path):
     """The model these weights belong to, in eval mode."""
     from .. import ViT
+    from ..weights import timm
 
     variant, changes = recognise(state, path) if name is None else (name, {})
-    changes["classes"] = state["head.weight"].shape[0] if "head.weight" in state else 0
-    model = ViT(variant, **changes).eval()
-    try:
-        model.load_state_dict(state, strict=True)
-    except RuntimeError as error:
+    changes["classes"] = timm.classes(state, str(path))
+    misfit = compare(state, ViT(variant, device="meta", **changes).state_dict())
+    if misfit:
         raise ValueError(
-            f"{path} does not fit {variant}: name the right one with --model"
-            f" ({' '.join(str(error).split()[:40])} ...)"
-        ) from error
-    if not model.config.classes:
+            f"{path} does not fit {variant}: {misfit}: name the right one with --model"
+        )
+    if not changes["classes"]:
         raise ValueError(f"{path} has no classifier (head.weight): it cannot name anything")
+    try:
+        model = ViT(variant, **changes).eval()
+        model.load_state_dict(state)
+    except (RuntimeError, MemoryError) as error:
+        raise ValueError(f"{path}: {variant} does not fit into this machine's memory") from error
     return model
+
+
+def compare(state: dict, wanted: dict) -> str:
+    """How the first tensor that differs from the model's does so; "" if none does."""
+    for name in (*wanted, *state):
+        if name not in state:
+            return f"{name} is missing"
+        if name not in wanted:
+            return f"{name} is not of this model"
+        if not state[name].is_floating_point():
+            return f"{name} is {state[name].dtype}, expected floating point"
+        if state[name].shape != wanted[name].shape:
+            shapes = (tuple(t[name].shape) for t in (state, wanted))
+            return "{} has shape {}, expected {}".format(name, *shapes)
+    return ""
 
 
 def recognise(state: dict, path: pathlib.Path) -> tuple[str, dict]:
     """Variant and image size of a plain ViT, from the shapes of its weights."""
-    from ..config import VARIANTS
+    from ..config import PATCHES, VARIANTS
 
-    try:
-        D, _, patch, _ = state["patch_embed.proj.weight"].shape
-        rows = state["pos_embed"].shape[1]
-    except (KeyError, ValueError) as error:
+    shapes = [
+        tuple(state[name].shape) if name in state else ()
+        for name in ("patch_embed.proj.weight", "pos_embed")
+    ]
+    if [len(shape) for shape in shapes] != [4, 3]:
         raise ValueError(
-            f"{path}: not timm's layout of a ViT ({error} is missing or odd): name it with --model"
-        ) from error
+            f"{path}: not timm's layout of a ViT (patch_embed.proj.weight and pos_embed have shapes"
+            f" {shapes[0]} and {shapes[1]}): name it with --model"
+        )
+    (D, _, patch, _), (_, rows, _) = shapes
     depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
-    side = round((rows - 1) ** 0.5)
+    side = math.isqrt(max(rows - 1, 0))
     for variant, (width, blocks, _, _) in VARIANTS.items():
-        if (width, blocks) == (D, depth) and side * side == rows - 1:
+        if (width, blocks) == (D, depth) and side * side == rows - 1 > 0 and patch in PATCHES:
             return f"{variant}/{patch}", {"image_size": side * patch}
     raise ValueError(
-        f"{path}: no plain ViT has width {D}, depth {depth} and {rows} positions:"
-        " name it with --model"
+        f"{path}: no plain ViT has width {D}, depth {depth}, patches of {patch} and {rows}"
+        " positions: name it with --model"
     )
 
 
 def class_names(path: pathlib.Path | None, count: int) -> list[str]:
     """A name for every class; "class 17" without a file."""
-    names = {i: f"class {i}" for i in range(count)}
     if path is None:
-        return list(names.values())
+        return [f"class {i}" for i in range(count)]
+    if path.stat().st_size > LARGEST_NAMES:
+        raise ValueError(f"{path}: {path.stat().st_size} bytes are too many for a list of names")
     try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error})") from error
     if isinstance(found, list):
         found = dict(enumerate(found))
     if not isinstance(found, dict) or len(found) != count:
         raise ValueError(f"{path}: holds other classes than the model's {count}")
+    names = {}
     for index, name in found.items():
         try:
             label = name[-1] if isinstance(name, list) else name
+            label.encode()  # half of a surrogate pair cannot be printed
             names[int(index)] = label.replace("_", " ")
         except (ValueError, IndexError, AttributeError) as error:
             raise ValueError(
-                f"{path}: {index!r}: {name!r} is not a class index and a name"
+                f"{path}: {index!r:.80} does not name a class: give it a number and a text"
             ) from error
-    if len(names) > count:
-        raise ValueError(f"{path}: holds other classes than the model's {count}")
+    if names.keys() != set(range(count)):
+        raise ValueError(f"{path}: holds other classes than the model's {count}, 0 to {count - 1}")
     return [names[i] for i in range(count)]
 
 

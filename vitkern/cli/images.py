@@ -28,24 +28,25 @@ def read(path: pathlib.Path):
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", Image.DecompressionBombWarning
-        )  # the limit below is stricter
+        warnings.simplefilter("ignore")  # of bombs, where the limit below is stricter, and of tags
         try:
             with Image.open(path) as image:  # reads the header only
                 width, height = image.size
-                if width * height > LARGEST_PIXELS:
-                    raise ValueError(
-                        f"{path}: {width} x {height} pixels are too many: scale it down to at most"
-                        f" {LARGEST_PIXELS:,}"
-                    )
-                return ImageOps.exif_transpose(image).convert("RGB")
+                if 0 < width * height <= LARGEST_PIXELS:
+                    return ImageOps.exif_transpose(image).convert("RGB")
         except UnidentifiedImageError as error:
             raise ValueError(f"{path}: not an image that Pillow can read") from error
         except Image.DecompressionBombError as error:
             raise ValueError(f"{path}: far too many pixels: scale it down first") from error
-        except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken headers
-            raise ValueError(f"{path}: broken image ({error})") from error
+        except Exception as error:  # a damaged file makes decoders raise anything
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"{path}: broken image ({why}): replace it") from error
+    if not width * height:
+        raise ValueError(f"{path}: broken image ({width} x {height} pixels): replace it")
+    raise ValueError(
+        f"{path}: {width} x {height} pixels are too many: scale it down to at most"
+        f" {LARGEST_PIXELS:,}"
+    )
 
 
 def prepare(image, size: tuple[int, int], normalisation: str = "imagenet"):

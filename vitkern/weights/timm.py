@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,14 @@ def load(
     resize_positions: interpolate learned positions of another image size to the model's, in 2-D.
     Files are read without running code from them (safetensors, or torch's weights_only).
     """
-    state = dict(source) if isinstance(source, Mapping) else read(source)
-    state = unwrapped(state)
+    state = unwrapped(source, "timm.load") if isinstance(source, Mapping) else read(source)
     if "dist_token" in state:
         raise ValueError("timm.load: a distilled DeiT (dist_token, two heads) is not supported")
-    head = state.get("head.weight")
-    if head is not None and model.config.classes and head.shape[0] != model.config.classes:
+    found = classes(state, "timm.load")
+    if found and model.config.classes and found != model.config.classes:
         raise ValueError(
-            f"timm.load: the checkpoint has {head.shape[0]} classes, the model"
-            f" {model.config.classes}; build it with classes={head.shape[0]}, load, then call"
-            f" model.reset_classifier"
+            f"timm.load: the checkpoint has {found} classes, the model {model.config.classes};"
+            f" build it with classes={found}, load, then call model.reset_classifier"
         )
     theirs = state.get("pos_embed")
     if resize_positions and theirs is not None and model.pos_embed is not None:
@@ -52,35 +51,95 @@ def load(
     return model.load_state_dict(state, strict=strict)
 
 
+def classes(state: Mapping[str, Tensor], where: str) -> int:
+    """How many classes a state dict's head names, 0 if it has none; `where` begins an error."""
+    head = state.get("head.weight")
+    if head is None:
+        return 0
+    if head.ndim != 2 or not head.numel():
+        raise ValueError(
+            f"{where}: head.weight has shape {tuple(head.shape)}, expected (classes, width)"
+        )
+    return head.shape[0]
+
+
 def read(path: str | os.PathLike) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or torch file, on the CPU; no code in the file is run."""
+    """The tensors of a .safetensors or torch file, on the CPU; no code in the file is run.
+
+    A training checkpoint's wrapping is taken off. Nothing is allocated that the file does not hold:
+    tensors are views of the file where its format allows that.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"timm.read: there is no file {path}")
-    if path.suffix == ".safetensors":
-        try:
-            from safetensors import SafetensorError
-            from safetensors.torch import load_file
-        except ImportError as error:
-            needs = f"timm.read: {path.name} needs safetensors: pip install safetensors"
-            raise ImportError(needs) from error
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"timm.read: {path} is damaged or not safetensors: {error}") from error
+    state = _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
+    state = unwrapped(state, f"timm.read: {path}")
+    size, claimed = path.stat().st_size, _claimed(state)
+    if claimed > size:
+        raise ValueError(
+            f"timm.read: {path} has {size} bytes, but its tensors ask for {claimed}: it is damaged,"
+            f" or its tensors repeat themselves (save them with .contiguous())"
+        )
+    return state
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        needs = f"timm.read: {path.name} needs safetensors: pip install safetensors"
+        raise ImportError(needs) from error
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"timm.read: {path} is damaged or not safetensors: {error}") from error
+    except (RuntimeError, MemoryError) as error:  # torch cannot map that much
+        why = _first_line(error)
+        raise ValueError(f"timm.read: {path} does not fit into memory: {why}") from error
+
+
+def _torch_file(path: Path) -> Mapping:
+    try:
+        with open(path, "rb") as file:
+            zipped = file.read(4) == b"PK\3\4"  # as torch tells it; older files are plain pickles
+        if zipped:
+            _refuse_compressed(path)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"timm.read: {path} holds more than tensors, or is no torch file; only files that load"
-            f" with weights_only=True are read, as others can run code:"
-            f" {str(error).splitlines()[0]}"
+            f" with weights_only=True are read, as others can run code: {_first_line(error)}"
         ) from error
+    except OSError:
+        raise
     except Exception as error:  # a damaged pickle raises anything, KeyError included
-        raise ValueError(f"timm.read: {path} is damaged or incomplete: {error}") from error
+        why = _first_line(error)
+        raise ValueError(f"timm.read: {path} is damaged or incomplete: {why}") from error
     if not isinstance(state, Mapping):
         raise ValueError(f"timm.read: {path} holds a {type(state).__name__}, not a state dict")
-    return dict(state)
+    return state
+
+
+def _refuse_compressed(path: Path) -> None:
+    """torch.save stores records as they are; a compressed one can grow to any size."""
+    with zipfile.ZipFile(path) as archive:
+        for record in archive.infolist():
+            if record.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"its record {record.filename!r} is compressed")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _claimed(state: Mapping[str, Tensor]) -> int:
+    """Bytes of all tensors when each is copied out; one that has several names counts once."""
+    views = {
+        (t.data_ptr(), t.dtype, tuple(t.shape), t.stride()): t.numel() * t.itemsize
+        for t in state.values()
+    }
+    return sum(views.values())
 
 
 def config_of(model: nn.Module) -> ViTConfig:
@@ -223,6 +282,11 @@ def _pixels(model: nn.Module, channels: int) -> dict[str, Any]:
 
 def _resized(position: Tensor, c: ViTConfig) -> Tensor:
     T = c.prefix_tokens if c.position_covers_prefix else 0
+    if position.ndim != 3 or position.shape[::2] != (1, c.width) or position.shape[1] <= T:
+        raise ValueError(
+            f"timm.load: pos_embed has shape {tuple(position.shape)}, expected"
+            f" (1, {T} + positions, {c.width})"
+        )
     side = math.isqrt(position.shape[1] - T)
     if side * side != position.shape[1] - T:
         raise ValueError(
@@ -233,17 +297,23 @@ def _resized(position: Tensor, c: ViTConfig) -> Tensor:
     return torch.cat([position[0, :T], rows])[None]
 
 
-def unwrapped(state: dict[str, Any]) -> dict[str, Any]:
-    """The model's own tensors, out of a training checkpoint's wrapping."""
+def unwrapped(state: Mapping[Any, Any], where: str) -> dict[str, Tensor]:
+    """The model's own tensors, out of a training checkpoint's wrapping; `where` begins an error."""
     for key in _WRAPPERS:
         if isinstance(state.get(key), Mapping):
-            state = dict(state[key])
+            state = state[key]
+    for name, value in state.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{where}: its key {name!r:.80} is no name of a parameter")
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{where}: {name!r} is no tensor: this is not a state dict of a model")
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise ValueError(
+                f"{where}: {name!r} is a sparse, quantized or empty tensor: save it as a plain one"
+            )
     if state and all(name.startswith("module.") for name in state):  # DataParallel's prefix
-        state = {name.removeprefix("module."): value for name, value in state.items()}
-    odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
-    if odd:
-        raise ValueError(f"timm.load: {odd[0]!r} is no tensor: this is not a state dict of a model")
-    return state
+        return {name.removeprefix("module."): value for name, value in state.items()}
+    return dict(state)
 
 
 def _absent(module: nn.Module | None) -> bool:
