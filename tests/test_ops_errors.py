@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vitkern import ops
+from vitkern.registry import REGISTRY
 
 SEED = torch.tensor([7])
 
@@ -98,6 +99,49 @@ def test_says_what_was_wrong(call, message):
 def test_tensors_that_are_not_floats_are_refused(call, kind):
     with pytest.raises(TypeError, match="expected a floating-point tensor"):
         call(lambda *shape: torch.zeros(shape, dtype=kind))
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "op", {s.op.name: s for s in REGISTRY.values()}.values(), ids=lambda s: s.op.name
+)
+def test_tensors_that_may_not_be_none_are_refused(op, dtype):
+    """By every kernel and the reference alike: torch itself takes None for any tensor."""
+    inputs = op.make_inputs(op.cases[2], dtype)
+    for name in op.op.required:
+        args = op.arguments({**inputs, name: None})
+        with pytest.raises(TypeError, match=f"{op.op.name}: {name} must be a torch.Tensor, got No"):
+            op.torch_op()(*args)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_have_weights(dtype):
+    kind = functools.partial(t, dtype=dtype)
+    for missing in ("norm_weight", "norm_bias"):
+        norm = {"norm_weight": kind(4), "norm_bias": kind(4), missing: None}
+        with pytest.raises(TypeError, match=f"norm_linear: {missing} must be a torch.Tensor"):
+            ops.norm_linear(kind(2, 4), **norm, weight=kind(8, 4))
+        with pytest.raises(TypeError, match=f"mlp: {missing} must be a torch.Tensor"):
+            fc = {"fc1_weight": kind(8, 4), "fc1_bias": None, "fc2_weight": kind(4, 8)}
+            ops.mlp(kind(1, 2, 4), **norm, **fc, fc2_bias=None)
+
+
+@pytest.mark.parametrize("bad", [None, [1.0], "x", 3], ids=str)
+def test_what_is_no_tensor_is_refused(bad):
+    with pytest.raises((TypeError, RuntimeError), match=r"Tensor"):
+        ops.layernorm(bad)
+    with pytest.raises(TypeError, match=r"attention: qkv must be a torch.Tensor"):
+        ops.attention(bad)
+    with pytest.raises(TypeError, match=r"patch_embed: image must be a torch.Tensor"):
+        ops.patch_embed(bad, t(8, 3, 16, 16))
+    if bad is not None:
+        with pytest.raises(TypeError, match=r"attention: offsets must be a torch.Tensor"):
+            ops.attention(t(1, 4, 3, 1, 8), offsets=bad)
+        with pytest.raises(ValueError, match=r"dropout_p=0.5 needs seed"):
+            ops.attention(t(1, 4, 3, 1, 8), dropout_p=0.5, seed=bad)
 
 
 def test_float64_does_not_mix():

@@ -74,10 +74,18 @@ class Operator:
     def arguments(self) -> tuple[str, ...]:
         return tuple(argument.split()[-1] for argument in self.schema.split(","))
 
+    @functools.cached_property
+    def required(self) -> tuple[str, ...]:
+        """The tensors that may not be None."""
+        kinds = (argument.split() for argument in self.schema.split(","))
+        return tuple(name for kind, name in kinds if kind == "Tensor")
+
     def bind(self, values: Mapping[str, object]) -> dict[str, int]:
         """The size of every axis letter, or a ValueError that says which tensor disagrees."""
         sizes: dict[str, int] = {}
         owner: dict[str, str] = {}
+        for name in self.required:  # torch itself takes None for any tensor
+            check_tensor(self.name, name, values[name])
         self._check_double(values)
         tensors = {n: values[n] for n in self.axes if values.get(n) is not None}
         device = None
@@ -158,6 +166,12 @@ class Operator:
     def is_saved(self, index: int, values: Mapping[str, object]) -> bool:
         """Whether result `index` is kept for the backward: `pre` only before an activation."""
         return list(self.outputs)[index] != "pre" or values["activation"] != "none"
+
+
+def check_tensor(op: str, name: str, value: object) -> None:
+    """A clear error for what is no tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}")
 
 
 def _normal(shape: list[int], g: torch.Generator, axes: Axes) -> Tensor:

@@ -214,4 +214,5 @@ def _named_needs(op: Operator, needs: list[bool]) -> frozenset[str]:
 
 def needs_save(*tensors: Tensor | None) -> bool:
     """Whether a backward may follow, so that the results only it needs are worth keeping."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    tracked = (isinstance(t, Tensor) and t.requires_grad for t in tensors)
+    return torch.is_grad_enabled() and any(tracked)

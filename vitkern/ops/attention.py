@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..registry import Axes, Operator, OpSpec, register
+from ..registry import Axes, Operator, OpSpec, check_tensor, register
 from . import _library, philox
 from ._wide import ordered, wide
 
@@ -155,8 +155,10 @@ def attention(
     bias (B or 1, H or 1, S, S) is added to the scaled scores. `offsets` (int32, ascending from 0 to
     S, with B = 1) makes the S axis a concatenation of sequences that do not see each other.
     """
+    check_tensor("attention", "qkv", qkv)
     philox.check("attention", seed, dropout_p=dropout_p)
     if offsets is not None:
+        check_tensor("attention", "offsets", offsets)
         _check_offsets(qkv, bias, offsets)
     if scale is None:
         scale = qkv.shape[-1] ** -0.5 if qkv.shape[-1] else 1.0

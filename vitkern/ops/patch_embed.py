@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import Operator, OpSpec, register
+from ..registry import Operator, OpSpec, check_tensor, register
 from . import _library, philox
 from ._wide import ordered, outer, rows_sum, wide
 
@@ -190,6 +190,7 @@ def patch_embed(
     uint8 pixels are divided by 255; mean and std (C,) then normalise. prefix (T, D) are ready-made
     rows, position (N, D) is added to the patches' rows.
     """
+    check_tensor("patch_embed", "image", image)
     philox.check("patch_embed", seed, dropout_p=dropout_p)
     if (mean is None) != (std is None):
         raise ValueError("patch_embed: mean and std go together; give both or neither")

@@ -59,19 +59,20 @@ def scale(p: float) -> float:
     return 1 / (1 - p) if p < 1 else 0.0
 
 
-def dropout(x: Tensor, p: float, seed: Tensor | None, stream: int = ELEMENTS) -> Tensor:
-    if p == 0:
-        return x
-    keep = dropout_mask(seed, p, tuple(x.shape), stream)
+def masked(x: Tensor, keep: Tensor, p: float) -> Tensor:
+    """x where it is kept, scaled; 0 elsewhere, whatever x is there."""
     return torch.where(keep, x * scale(p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def dropout(x: Tensor, p: float, seed: Tensor | None, stream: int = ELEMENTS) -> Tensor:
+    return masked(x, dropout_mask(seed, p, tuple(x.shape), stream), p) if p else x
 
 
 def drop_path(x: Tensor, p: float, seed: Tensor | None) -> Tensor:
     """Drop whole samples (the first axis of x)."""
     if p == 0:
         return x
-    keep = drop_path_mask(seed, p, x.shape[0]).view(-1, *[1] * (x.ndim - 1))
-    return torch.where(keep, x * scale(p), torch.zeros((), dtype=x.dtype, device=x.device))
+    return masked(x, drop_path_mask(seed, p, x.shape[0]).view(-1, *[1] * (x.ndim - 1)), p)
 
 
 def make_seed(shape: list[int], g: torch.Generator, axes: object) -> Tensor:
@@ -84,7 +85,7 @@ def check(op: str, seed: Tensor | None, **probabilities: float) -> None:
     for name, p in probabilities.items():
         if not 0 <= p <= 1:
             raise ValueError(f"{op}: {name}={p} is not a probability in [0, 1]")
-        if p and (seed is None or seed.dtype != torch.int64 or seed.numel() != 1):
+        if p and not (isinstance(seed, Tensor) and seed.dtype == torch.int64 and seed.numel() == 1):
             raise ValueError(
                 f"{op}: {name}={p} needs seed, an int64 tensor of one element; draw it with"
                 f" torch.randint(2**62, (1,))"
