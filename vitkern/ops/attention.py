@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -10,16 +12,36 @@ from . import _library, philox
 from ._wide import ordered, wide
 
 
-def _scores(qkv: Tensor, bias: Tensor | None, scale: float, offsets: Tensor | None) -> Tensor:
-    q, k, _ = (t.transpose(1, 2) for t in qkv.unbind(2))  # (B, H, S, E)
-    scores = (q @ k.mT) * scale  # (B, H, S, S)
-    if bias is not None:
-        scores = scores + bias.to(scores.dtype)
-    if offsets is not None:
-        S = qkv.shape[1]
-        owner = torch.bucketize(torch.arange(S, device=qkv.device), offsets[1:], right=True)
-        scores = scores.masked_fill(owner[:, None] != owner[None, :], float("-inf"))
-    return scores
+class _Sequence:
+    """Tokens that see each other: all of them, or offsets[i]:offsets[i + 1].
+
+    Each is computed by itself. A mask over all S x S scores would not keep sequences apart: what it
+    multiplies by 0 may be NaN or Inf.
+    """
+
+    def __init__(self, tokens: slice, qkv: Tensor, bias: Tensor | None, scale: float) -> None:
+        self.tokens = tokens
+        self.q, self.k, self.v = (t.transpose(1, 2) for t in qkv[:, tokens].unbind(2))  # (B,H,n,E)
+        self.scores = (self.q @ self.k.mT) * scale  # (B, H, n, n)
+        if bias is not None:
+            self.scores = self.scores + bias[..., tokens, tokens].to(self.scores.dtype)
+        self.probabilities = self.scores.softmax(-1)
+
+    def dropped(self, t: Tensor, keep: Tensor | None, p: float) -> Tensor:
+        """t (B, H, n, n) where its element of the mask (B, H, S, S) is kept."""
+        return t if keep is None else philox.masked(t, keep[..., self.tokens, self.tokens], p)
+
+
+def _sequences(
+    qkv: Tensor, bias: Tensor | None, scale: float, offsets: Tensor | None
+) -> list[_Sequence]:
+    ends = [0, qkv.shape[1]] if offsets is None else _ends(offsets, qkv.shape[1])
+    return [_Sequence(slice(*pair), qkv, bias, scale) for pair in itertools.pairwise(ends)]
+
+
+def _mask(qkv: Tensor, p: float, seed: Tensor | None) -> Tensor | None:
+    B, S, _, H, _ = qkv.shape
+    return philox.dropout_mask(seed, p, (B, H, S, S)) if p else None
 
 
 def reference(
@@ -31,31 +53,31 @@ def reference(
     offsets: Tensor | None,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    scores = _scores(qkv, bias, scale, offsets)
-    v = qkv[:, :, 2].transpose(1, 2)  # (B, H, S, E)
-    y = philox.dropout(scores.softmax(-1), dropout_p, seed) @ v
-    lse = wide(scores).logsumexp(-1) if save else wide(qkv.new_empty(0))
-    return y.transpose(1, 2).contiguous(), lse  # (B, S, H, E), (B, H, S)
+    sequences, keep = _sequences(qkv, bias, scale, offsets), _mask(qkv, dropout_p, seed)
+    y = [s.dropped(s.probabilities, keep, dropout_p) @ s.v for s in sequences]
+    lse = [wide(s.scores).logsumexp(-1) for s in sequences] if save else [wide(qkv.new_empty(0))]
+    return torch.cat(y, 2).transpose(1, 2).contiguous(), torch.cat(lse, -1)  # (B,S,H,E), (B,H,S)
 
 
 def backward(grad: Tensor, args: tuple, saved: list[Tensor], needs: frozenset[str]) -> list[Tensor]:
     given = dict(zip(OP.arguments, args, strict=True))
     qkv, bias, scale, p, seed, offsets, _ = args
-    q, k, v = (wide(t).transpose(1, 2) for t in qkv.unbind(2))  # (B, H, S, E)
-    dy = wide(grad).transpose(1, 2)  # (B, H, S, E)
-    # A kernel takes P = exp(scores - lse) and delta = sum(dy * y), which need no S x S sum; the
-    # definition sums P itself, three times more exact in fp32.
-    probabilities = _scores(wide(qkv), bias, scale, offsets).softmax(-1)
-    dropped = philox.dropout(probabilities, p, seed)
-    dprobabilities = philox.dropout(dy @ v.mT, p, seed)
-    delta = (probabilities * dprobabilities).sum(-1, keepdim=True)
-    dscores = probabilities * (dprobabilities - delta)  # (B, H, S, S)
-
-    def dqkv() -> Tensor:
-        parts = (dscores @ k * scale, dscores.mT @ q * scale, dropped.mT @ dy)
-        return torch.stack([t.transpose(1, 2) for t in parts], 2)
-
-    grads = {"qkv": dqkv, "bias": lambda: dscores.sum_to_size(bias.shape)}
+    keep, parts = _mask(qkv, p, seed), []
+    dbias = wide(bias).new_zeros(bias.shape) if "bias" in needs else None
+    for s in _sequences(wide(qkv), bias, scale, offsets):
+        dy = wide(grad)[:, s.tokens].transpose(1, 2)  # (B, H, n, E)
+        # A kernel takes P = exp(scores - lse) and delta = sum(dy * y), which need no sum of n x n;
+        # the definition sums P itself, three times more exact in fp32.
+        dropped = s.dropped(s.probabilities, keep, p)
+        dprobabilities = s.dropped(dy @ s.v.mT, keep, p)
+        delta = (s.probabilities * dprobabilities).sum(-1, keepdim=True)
+        dscores = s.probabilities * (dprobabilities - delta)  # (B, H, n, n)
+        three = (dscores @ s.k * scale, dscores.mT @ s.q * scale, dropped.mT @ dy)
+        parts.append(torch.stack([t.transpose(1, 2) for t in three], 2))  # (B, n, 3, H, E)
+        if dbias is not None:
+            place = dbias[..., s.tokens, s.tokens]
+            place += dscores.sum_to_size(place.shape)
+    grads = {"qkv": lambda: torch.cat(parts, 1), "bias": lambda: dbias}
     return ordered(needs, OP.arguments, grads, given)
 
 
@@ -184,9 +206,14 @@ def _check_offsets(qkv: Tensor, bias: Tensor | None, offsets: Tensor) -> None:
         ascends = (offsets[0] == 0) & (offsets[-1] == qkv.shape[1]) & (offsets.diff() >= 0).all()
         torch._assert_async(ascends, "attention: offsets must ascend from 0 to S")
     if offsets.device.type == "cpu":
-        ends = offsets.tolist()
-        if ends[0] != 0 or ends[-1] != qkv.shape[1] or sorted(ends) != ends:
-            raise ValueError(
-                f"attention: offsets must ascend from 0 to S={qkv.shape[1]}, got {ends[:4]}"
-                f"{'...' if len(ends) > 4 else ''}"
-            )
+        _ends(offsets, qkv.shape[1])
+
+
+def _ends(offsets: Tensor, S: int) -> list[int]:
+    ends = offsets.tolist()
+    if len(ends) < 2 or ends[0] != 0 or ends[-1] != S or sorted(ends) != ends:
+        raise ValueError(
+            f"attention: offsets must ascend from 0 to S={S}, got {ends[:4]}"
+            f"{'...' if len(ends) > 4 else ''}"
+        )
+    return ends
