@@ -27,6 +27,7 @@ def t(*shape, dtype=torch.float32):
             r"activation 'relu' is unknown: use one of none, gelu",
         ),
         (lambda: ops.attention(t(1, 4, 2, 1, 8)), r"attention: qkv .* expected \(B, S, 3, H, E\)"),
+        (lambda: ops.attention(t()), r"attention: qkv has shape \(\), expected"),
         (lambda: ops.attention(t(1, 4, 3, 8)), r"attention: qkv has shape \(1, 4, 3, 8\)"),
         (lambda: ops.attention(t(2, 4, 3, 1, 8), t(3, 1, 4, 4)), r"attention: bias .*B=2"),
         (lambda: ops.attention(t(1, 4, 3, 1, 8), dropout_p=0.1), r"dropout_p=0.1 needs seed"),

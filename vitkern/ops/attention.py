@@ -183,7 +183,8 @@ def attention(
         check_tensor("attention", "offsets", offsets)
         _check_offsets(qkv, bias, offsets)
     if scale is None:
-        scale = qkv.shape[-1] ** -0.5 if qkv.shape[-1] else 1.0
+        E = qkv.shape[-1] if qkv.ndim else 0  # the operator refuses what has no five axes
+        scale = E**-0.5 if E else 1.0
     return _op(qkv, bias, scale, dropout_p, seed, offsets, _library.needs_save(qkv, bias))[0]
 
 
