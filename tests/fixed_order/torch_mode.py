@@ -187,6 +187,8 @@ def _softmax_backward(grad, y, dim, dtype):
 
 @handles(aten.logsumexp)
 def _logsumexp(x, dims, keepdim=False):
+    if not x.numel():
+        return aten.logsumexp(x, dims, keepdim)
     top = x.float().amax(dims, keepdim=True)
     top = torch.where(top.isinf(), torch.zeros_like(top), top)
     e = _exact(torch.exp)(x.float() - top)
