@@ -1,6 +1,6 @@
 // The Python face of the native backend: names, pointers and sizes. No arithmetic here; only this
-// file and cuda/bindings.cpp know pybind11. Tensors come as addresses (0 is null), which
-// vitkern/cpu.py and vitkern/engine.py have checked.
+// file and cuda/bindings.cpp know pybind11. Tensors come as addresses (0 is null); cpu/checks.cpp
+// checks the sizes that come with them.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #if defined(_OPENMP)
@@ -28,12 +28,24 @@ Dropout dropout(std::tuple<uint64_t, uint32_t, float> d) {
   return {std::get<0>(d), std::get<1>(d), std::get<2>(d)};
 }
 
+template <class T>
+T field(const py::kwargs& kw, const char* name) {
+  const py::handle value = PyDict_GetItemString(kw.ptr(), name);
+  if (!value) throw py::type_error(std::string("vitkern: missing keyword '") + name + "'");
+  try {
+    return value.cast<T>();
+  } catch (const py::cast_error&) {
+    throw py::type_error(std::string("vitkern: keyword '") + name + "' has the wrong type, or is " +
+                         "out of range: " + py::repr(value).cast<std::string>());
+  }
+}
+
 // A field of the args struct from the Python keyword of the same name.
-#define INTO(args, field) args.field = kw[#field].cast<decltype(args.field)>()
-#define INTO_ADDRESS(args, field) \
-  args.field = at<std::remove_pointer_t<decltype(args.field)>>(kw[#field].cast<Address>())
-#define INTO_DROPOUT(args, field) \
-  args.field = dropout(kw[#field].cast<std::tuple<uint64_t, uint32_t, float>>())
+#define INTO(args, name) args.name = field<decltype(args.name)>(kw, #name)
+#define INTO_ADDRESS(args, name) \
+  args.name = at<std::remove_pointer_t<decltype(args.name)>>(field<Address>(kw, #name))
+#define INTO_DROPOUT(args, name) \
+  args.name = dropout(field<std::tuple<uint64_t, uint32_t, float>>(kw, #name))
 
 layernorm_args layernorm_from(const py::kwargs& kw) {
   layernorm_args a{};
@@ -118,9 +130,9 @@ EngineInput input_from(const py::kwargs& kw) {
   INTO_ADDRESS(in, image), INTO_ADDRESS(in, prefix), INTO_ADDRESS(in, position),
       INTO_ADDRESS(in, mean);
   INTO_ADDRESS(in, std), INTO_ADDRESS(in, y);
-  const auto strides = kw["strides"].cast<std::array<int64_t, 4>>();
+  const auto strides = field<std::array<int64_t, 4>>(kw, "strides");
   for (int i = 0; i < 4; ++i) in.strides[i] = strides[i];
-  for (const Address a : kw["biases"].cast<std::vector<Address>>())
+  for (const Address a : field<std::vector<Address>>(kw, "biases"))
     in.biases.push_back(at<const float>(a));
   return in;
 }
@@ -190,28 +202,32 @@ PYBIND11_MODULE(_C, m) {
   BIND(calibrate);
 #undef BIND
 
-  py::class_<Engine>(m, "Engine",
-                     "A ViT's packed weights; forward() may run in several threads at once.")
+  // Methods take the holder: pybind11 checks then that __init__ has run, and the object cannot die
+  // while the interpreter's lock is released.
+  using EnginePtr = std::shared_ptr<Engine>;
+  py::class_<Engine, EnginePtr>(
+      m, "Engine", "A ViT's packed weights; forward() may run in several threads at once.")
       .def(py::init([](const std::string& isa, const py::kwargs& kw) {
-        return std::make_unique<Engine>(isa_named(isa), config_from(kw));
+        return std::make_shared<Engine>(isa_named(isa), config_from(kw));
       }))
       .def("set_matrix",
-           [](Engine& e, const std::string& name, DType dtype, Address data, int64_t N, int64_t K) {
+           [](const EnginePtr& e, const std::string& name, DType dtype, Address data, int64_t N,
+              int64_t K) {
              const py::gil_scoped_release unlocked;
-             e.set_matrix(name, dtype, at<const void>(data), N, K);
+             e->set_matrix(name, dtype, at<const void>(data), N, K);
            })
-      .def("set_vector", [](Engine& e, const std::string& name, Address data,
-                            int64_t n) { e.set_vector(name, at<const float>(data), n); })
-      .def("finish", &Engine::finish)
+      .def("set_vector", [](const EnginePtr& e, const std::string& name, Address data,
+                            int64_t n) { e->set_vector(name, at<const float>(data), n); })
+      .def("finish", [](const EnginePtr& e) { e->finish(); })
       .def("forward",
-           [](const Engine& e, const py::kwargs& kw) {
+           [](const EnginePtr& e, const py::kwargs& kw) {
              const EngineInput input = input_from(kw);
              const py::gil_scoped_release unlocked;
-             e.forward(input);
+             e->forward(input);
            })
-      .def_property_readonly("classes", &Engine::classes)
-      .def_property_readonly("packed_bytes", &Engine::packed_bytes)
-      .def_property_readonly("isa", [](const Engine& e) { return isa_name(e.isa()); });
+      .def_property_readonly("classes", [](const EnginePtr& e) { return e->classes(); })
+      .def_property_readonly("packed_bytes", [](const EnginePtr& e) { return e->packed_bytes(); })
+      .def_property_readonly("isa", [](const EnginePtr& e) { return isa_name(e->isa()); });
 
   cuda::bind(m);
 }

@@ -1,63 +1,16 @@
 // The CPU kernels without Python, for ASan and UBSan: every instruction set, both storage types,
 // odd sizes, and buffers of exactly the size a kernel may touch. The sums are compared with plain
 // loops in double.
+#include "native_test.hpp"
+
 #include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <string>
-#include <vector>
 
 #include "cpu/arena.hpp"
-#include "cpu/dispatch.hpp"
-#include "cpu/engine.hpp"
 
 using namespace vitkern;
+using namespace native_test;
 
 namespace {
-
-int failures = 0, checks = 0;
-
-struct Random {  // a linear congruential generator: the same numbers everywhere
-  uint32_t state = 1;
-  float operator()() {
-    state = state * 1664525u + 1013904223u;
-    return static_cast<float>(static_cast<int32_t>(state)) / 2147483648.0f;
-  }
-} uniform;
-
-float to_float(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float f;
-  std::memcpy(&f, &wide, 4);
-  return f;
-}
-
-// Numbers in a run-time dtype, in a heap block of exactly their size.
-struct Array {
-  DType dtype;
-  std::vector<float> f;
-  std::vector<uint16_t> h;
-
-  Array(DType type, int64_t n, bool fill = true) : dtype(type) {
-    if (type == DType::f32)
-      f.resize(n);
-    else
-      h.resize(n);
-    for (int64_t i = 0; fill && i < n; ++i) {
-      const float x = uniform();
-      uint32_t bits;
-      std::memcpy(&bits, &x, 4);
-      if (type == DType::f32)
-        f[i] = x;
-      else
-        h[i] = static_cast<uint16_t>(bits >> 16);
-    }
-    f.shrink_to_fit();
-    h.shrink_to_fit();
-  }
-  void* data() { return dtype == DType::f32 ? static_cast<void*>(f.data()) : h.data(); }
-  double operator[](int64_t i) const { return dtype == DType::f32 ? f[i] : to_float(h[i]); }
-};
 
 using Doubles = std::vector<double>;
 
@@ -69,10 +22,7 @@ void check(const std::string& what, const Array& got, const Doubles& want) {
         std::fabs(got[static_cast<int64_t>(i)] - want[i]) / (1 + std::fabs(want[i]));
     worst = !(miss <= worst) ? miss : worst;  // a NaN sticks
   }
-  ++checks;
-  if (worst <= allowed) return;
-  ++failures;
-  std::printf("FAILED %s: error %g\n", what.c_str(), worst);
+  expect(worst <= allowed, what + ": error " + std::to_string(worst));
 }
 
 Doubles normalised(const Array& x, const Array& w, const Array& b, int64_t M, int64_t D,
@@ -103,16 +53,6 @@ Doubles product(const X& x, const Array& w, const Array& bias, int64_t M, int64_
 double gelu(double x) { return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0))); }
 
 constexpr Dropout kOff{0, 0, 1};
-
-struct Case {
-  Isa isa;
-  DType dtype;
-  int threads;
-  Precision precision() const { return dtype == DType::f32 ? Precision::fp32 : Precision::bf16; }
-  std::string name(const char* kernel) const {
-    return std::string(kernel) + " " + isa_name(isa) + (dtype == DType::f32 ? " f32" : " bf16");
-  }
-};
 
 void test_layernorm(const Case& c, int64_t M, int64_t D) {
   Array x(c.dtype, M * D), w(DType::f32, D), b(DType::f32, D), y(c.dtype, M * D, false),
@@ -283,79 +223,18 @@ void test_calibrate(const Case& c) {
   std::vector<float> data(c.threads * 16 + 21, 1.0f);
   for (const float* read : {static_cast<float*>(nullptr), data.data()}) {
     std::vector<double> rates(c.threads, 0);
-    calibrate(c.isa, {c.threads, c.precision(), read, static_cast<int64_t>(data.size()), 1e-4,
-                      rates.data()});
-    for (const double rate : rates) {
-      ++checks;
-      if (rate > 0 && rate < 1e15) continue;
-      ++failures;
-      std::printf("FAILED %s: a rate of %g\n", c.name("calibrate").c_str(), rate);
-    }
+    const int64_t floats = read ? static_cast<int64_t>(data.size()) : 0;
+    calibrate(c.isa, {c.threads, c.precision(), read, floats, 1e-4, rates.data()});
+    for (const double rate : rates)
+      expect(rate > 0 && rate < 1e15, c.name("calibrate") + ": a rate of " + std::to_string(rate));
   }
-}
-
-// A tiny ViT through the engine: not compared with loops here (Python does that), but every buffer
-// is exact, and a batch must give the bits that its images give alone.
-void test_engine(const Case& c, int64_t B) {
-  constexpr int64_t C = 3, p = 4, Y = 12, X = 8, D = 30, H = 3, F = 50, T = 2, kClasses = 7,
-                    kDepth = 2;
-  Engine engine(c.isa, {C, p, p, D, H, F, kDepth, 1e-6f, Activation::gelu, c.precision()});
-  const auto matrix = [&](const std::string& name, int64_t N, int64_t K) {
-    Array w(DType::f32, N * K), b(DType::f32, N);
-    engine.set_matrix(name + ".weight", DType::f32, w.data(), N, K);
-    engine.set_vector(name + ".bias", b.f.data(), N);
-  };
-  const auto norm = [&](const std::string& name, int64_t n) {
-    Array w(DType::f32, n), b(DType::f32, n);
-    engine.set_vector(name + ".weight", w.f.data(), n);
-    engine.set_vector(name + ".bias", b.f.data(), n);
-  };
-  matrix("patch_embed.proj", D, C * p * p);
-  for (int64_t i = 0; i < kDepth; ++i) {
-    const std::string at = "blocks." + std::to_string(i) + ".";
-    norm(at + "norm1", D), norm(at + "norm2", D), norm(at + "attn.q_norm", D / H),
-        norm(at + "attn.k_norm", D / H);
-    matrix(at + "attn.qkv", 3 * D, D), matrix(at + "attn.proj", D, D);
-    matrix(at + "mlp.fc1", F, D), matrix(at + "mlp.fc2", D, F);
-  }
-  norm("norm", D), matrix("head", kClasses, D);
-  engine.finish();
-  Array image(DType::f32, B * C * Y * X), prefix(DType::f32, T * D),
-      position(DType::f32, Y / p * X / p * D);
-  Array whole(DType::f32, B * kClasses, false), single(DType::f32, B * kClasses, false);
-  EngineInput in{c.threads,
-                 DType::f32,
-                 image.data(),
-                 B,
-                 Y,
-                 X,
-                 {C * Y * X, Y * X, X, 1},
-                 prefix.f.data(),
-                 T,
-                 position.f.data(),
-                 nullptr,
-                 nullptr,
-                 {},
-                 Pool::token,
-                 true,
-                 whole.f.data()};
-  engine.forward(in);
-  for (int64_t b = 0; b < B; ++b) {
-    in.B = 1;
-    in.image = image.f.data() + b * C * Y * X;
-    in.y = single.f.data() + b * kClasses;
-    engine.forward(in);
-  }
-  ++checks;
-  if (whole.f == single.f) return;
-  ++failures;
-  std::printf("FAILED %s: a batch differs from its images\n", c.name("engine").c_str());
 }
 
 }  // namespace
 
 int main() {
-  for (const std::string& isa : available_isas())
+  for (const std::string& isa : available_isas()) {
+    const int before = checks;
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const int threads : {1, 3}) {
         const Case c{isa_named(isa), dtype, threads};
@@ -375,7 +254,10 @@ int main() {
         test_patch_embed(c, 1, 1, 5, 5, 5, 1, 0);
         test_engine(c, 7);
         test_calibrate(c);
+        test_refusals(c);
       }
+    std::printf("%s: %d checks\n", isa.c_str(), checks - before);
+  }
   arena_trim();
   std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures != 0;

@@ -26,23 +26,31 @@ def run(*command):
 
 
 def run_native(target, folder):
-    """(passed, failed) of a target under ASan and UBSan; its folder is kept for the next run."""
+    """The lines that a target says under ASan and UBSan; its folder is kept for the next run."""
     build = ROOT / "build" / folder
     isas = ";".join(cpu.isas())  # what cannot run here need not be built
     options = ["-DVITKERN_NATIVE_TEST=ON", f"-DVITKERN_ISAS={isas}"]
     run("cmake", "-S", ROOT, "-B", build, "-G", "Ninja", *options)
     run("cmake", "--build", build, "--target", target)
-    summary = run(build / target).strip().splitlines()[-1]
+    return run(build / target).strip().splitlines()
+
+
+def counted(summary):
+    """(passed, failed)"""
     return [int(part.split()[0]) for part in summary.split(", ")]
 
 
 def test_kernels_are_clean_under_sanitizers():
-    passed, failed = run_native("native_test", "native")
-    assert passed > 500 and failed == 0
+    *sets, summary = run_native("native_test", "native")
+    counts = {name: int(text.split()[0]) for name, text in (line.split(": ") for line in sets)}
+    passed, failed = counted(summary)
+    assert counts.keys() == set(cpu.isas()), "every instruction set that this CPU has"
+    assert min(counts.values()) == max(counts.values()) > 400
+    assert passed >= sum(counts.values()) and failed == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in driver needs Linux")
 def test_launcher_is_clean_under_sanitizers():
     """In a folder of its own: both tests may be built at the same time."""
-    passed, failed = run_native("native_launcher_test", "native_launcher")
+    passed, failed = counted(run_native("native_launcher_test", "native_launcher")[-1])
     assert passed > 10_000 and failed == 0

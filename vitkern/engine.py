@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
 _MODEL_DTYPES = (torch.float32, torch.bfloat16)
+_ROWS = ("cls_token", "reg_token", "pos_embed", "pos_embed_y", "pos_embed_x")
+_HEAD = ("head.", "head_norm.", "pre_logits.")
 _GRIDS_KEPT = 8  # image sizes whose positions and attention biases are remembered
 
 
@@ -59,15 +61,18 @@ class Engine(Snapshot):
         self._native.finish()
 
     def _set(self, name: str, parameter: Tensor) -> None:
-        if name.startswith("head.") and not self._whole_head:
+        """Hand a parameter to C++, which refuses what it does not know."""
+        if name in _ROWS or name.endswith(".relative_position_bias_table"):
+            return  # _of_grid reads them
+        if name.startswith(_HEAD) and not self._whole_head:
             return
-        if name.endswith(".weight") and parameter.ndim > 1:
+        if parameter.ndim == 1:
+            vector = cpu.vector(parameter)
+            self._native.set_vector(name, vector.data_ptr(), vector.numel())
+        else:
             matrix = parameter.flatten(1).contiguous()
             N, K = matrix.shape
             self._native.set_matrix(name, cpu.DTYPES[matrix.dtype], matrix.data_ptr(), N, K)
-        elif parameter.ndim == 1:
-            vector = parameter.float().contiguous()
-            self._native.set_vector(name, vector.data_ptr(), vector.numel())
 
     @property
     def isa(self) -> str:

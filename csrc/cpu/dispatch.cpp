@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+
+#include "checks.hpp"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -136,10 +138,14 @@ const char* isa_name(Isa isa) {
     default:                         \
       return portable::kernel(args); \
   }
-#define VITKERN_KERNEL(kernel) \
-  void kernel(Isa isa, const kernel##_args& args) { VITKERN_SWITCH(kernel) }
+#define VITKERN_KERNEL(kernel)                      \
+  void kernel(Isa isa, const kernel##_args& args) { \
+    check(args);                                    \
+    VITKERN_SWITCH(kernel)                          \
+  }
 #define VITKERN_ENGINE(kernel)                      \
   void kernel(Isa isa, const kernel##_args& args) { \
+    check(args);                                    \
     VITKERN_VNNI_CASE(kernel)                       \
     VITKERN_SWITCH(kernel)                          \
   }

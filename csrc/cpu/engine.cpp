@@ -1,9 +1,11 @@
 #include "engine.hpp"
 
 #include <cstdlib>
+#include <set>
 #include <stdexcept>
 
 #include "arena.hpp"
+#include "checks.hpp"
 
 namespace vitkern {
 namespace {
@@ -20,16 +22,23 @@ std::string shape(int64_t N, int64_t K) {
 }  // namespace
 
 Engine::Engine(Isa isa, const EngineConfig& config) : isa_(isa), config_(config) {
-  const EngineConfig& c = config;
-  if (c.channels < 1 || c.patch_y < 1 || c.patch_x < 1 || c.width < 1 || c.heads < 1 ||
-      c.mlp_width < 1 || c.depth < 0)
-    throw std::invalid_argument("vitkern engine: sizes must be positive");
-  if (c.width % c.heads)
-    throw std::invalid_argument("vitkern engine: width must be a multiple of heads");
+  const Check c("engine");
+  c.size("channels", config.channels, 1), c.size("width", config.width, 1);
+  c.size("patch_y", config.patch_y, 1), c.size("patch_x", config.patch_x, 1);
+  c.size("heads", config.heads, 1), c.multiple("width", config.width, "heads", config.heads);
+  c.size("mlp_width", config.mlp_width, 1), c.size("depth", config.depth);
+  c.count("a patch", {config.channels, config.patch_y, config.patch_x});
+  c.activation(config.activation), c.precision(config.precision);
+}
+
+void Engine::check_open() const {
+  if (layers_) throw std::logic_error("vitkern engine: finish() was called: make a new engine");
 }
 
 void Engine::set_matrix(const std::string& name, DType dtype, const void* data, int64_t N,
                         int64_t K) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_open();
   size_t bytes = 0;
   pack(isa_, {config_.precision, dtype, data, nullptr, N, K, &bytes});
   Panels p{{allocate_pages(bytes), std::free}, bytes, N, K};
@@ -38,64 +47,106 @@ void Engine::set_matrix(const std::string& name, DType dtype, const void* data, 
 }
 
 void Engine::set_vector(const std::string& name, const float* data, int64_t n) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_open();
+  const Check c("engine");
+  c.size("n", n), c.array(name.c_str(), data, sizeof(float), {n});
   vectors_[name].assign(data, data + n);
 }
 
-const float* Engine::vector(const std::string& name, int64_t n, bool required) const {
-  const auto found = vectors_.find(name);
-  if (found == vectors_.end()) {
-    if (required) complain(name, "is missing");
-    return nullptr;
-  }
-  if (static_cast<int64_t>(found->second.size()) != n)
-    complain(name, "has " + std::to_string(found->second.size()) + " elements, expected " +
-                       std::to_string(n));
-  return found->second.data();
-}
+// Weights by name, for finish(): each is checked, and those nobody asked for are known at the end.
+class Engine::Reader {
+ public:
+  explicit Reader(const Engine& engine) : e_(engine) {}
 
-NormVectors Engine::norm(const std::string& name, int64_t n, bool required) const {
-  return {vector(name + ".weight", n, required), vector(name + ".bias", n, required)};
-}
-
-PackedLinear Engine::linear(const std::string& name, int64_t N, int64_t K, bool required) const {
-  const auto found = matrices_.find(name + ".weight");
-  if (found == matrices_.end()) {
-    if (required) complain(name + ".weight", "is missing");
-    return {};
+  const float* vector(const std::string& name, int64_t n, bool required) {
+    vectors_.insert(name);
+    const auto found = e_.vectors_.find(name);
+    if (found == e_.vectors_.end()) {
+      if (required) complain(name, "is missing");
+      return nullptr;
+    }
+    if (static_cast<int64_t>(found->second.size()) != n)
+      complain(name, "has " + std::to_string(found->second.size()) + " elements, expected " +
+                         std::to_string(n));
+    return found->second.data();
   }
-  const Panels& p = found->second;
-  if ((N && p.N != N) || p.K != K)
-    complain(name + ".weight",
-             "has shape " + shape(p.N, p.K) + ", expected " + shape(N ? N : p.N, K));
-  return {p.memory.get(), vector(name + ".bias", p.N, false), p.N, p.K};
-}
+
+  bool has_norm(const std::string& name) const {
+    return e_.vectors_.count(name + ".weight") || e_.vectors_.count(name + ".bias");
+  }
+
+  NormVectors norm(const std::string& name, int64_t n, bool required) {
+    if (!required && !has_norm(name)) return {};
+    return {vector(name + ".weight", n, true), vector(name + ".bias", n, true)};
+  }
+
+  // N = 0 takes any number of rows.
+  PackedLinear linear(const std::string& name, int64_t N, int64_t K, bool required) {
+    matrices_.insert(name + ".weight");
+    const auto found = e_.matrices_.find(name + ".weight");
+    if (found == e_.matrices_.end()) {
+      if (required) complain(name + ".weight", "is missing");
+      return {};
+    }
+    const Panels& p = found->second;
+    if ((N && p.N != N) || p.K != K)
+      complain(name + ".weight",
+               "has shape " + shape(p.N, p.K) + ", expected " + shape(N ? N : p.N, K));
+    return {p.memory.get(), vector(name + ".bias", p.N, false), p.N, p.K};
+  }
+
+  void check_all_used() const {
+    const char* const unknown = "is no weight of this engine, or has the wrong number of axes";
+    for (const auto& [name, panels] : e_.matrices_)
+      if (!matrices_.count(name)) complain(name, unknown);
+    for (const auto& [name, values] : e_.vectors_)
+      if (!vectors_.count(name)) complain(name, unknown);
+  }
+
+ private:
+  const Engine& e_;
+  std::set<std::string> matrices_, vectors_;  // names that were asked for
+};
 
 void Engine::finish() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_open();
   const EngineConfig& c = config_;
-  patch_ = linear("patch_embed.proj", c.width, c.channels * c.patch_y * c.patch_x, true);
-  norm_pre_ = norm("norm_pre", c.width, false);
-  norm_ = norm("norm", c.width, false);
-  fc_norm_ = norm("fc_norm", c.width, false);
-  head_ = linear("head", 0, c.width, false);
-  blocks_.clear();
+  Reader read(*this);
+  Layers layers;
+  layers.patch = read.linear("patch_embed.proj", c.width, c.channels * c.patch_y * c.patch_x, true);
+  layers.norm_pre = read.norm("norm_pre", c.width, false);
+  layers.norm = read.norm("norm", c.width, false);
+  layers.fc_norm = read.norm("fc_norm", c.width, false);
+  layers.head = read.linear("head", 0, c.width, false);
   for (int64_t i = 0; i < c.depth; ++i) {
     const std::string at = "blocks." + std::to_string(i) + ".";
+    const bool qk_norm = read.has_norm(at + "attn.q_norm") || read.has_norm(at + "attn.k_norm");
     BlockWeights b;
-    b.norm1 = norm(at + "norm1", c.width, true);
-    b.qkv = linear(at + "attn.qkv", 3 * c.width, c.width, true);
-    b.q_norm = norm(at + "attn.q_norm", c.width / c.heads, false);
-    b.k_norm = norm(at + "attn.k_norm", c.width / c.heads, b.q_norm.weight != nullptr);
-    b.proj = linear(at + "attn.proj", c.width, c.width, true);
-    b.gamma1 = vector(at + "ls1.gamma", c.width, false);
-    b.norm2 = norm(at + "norm2", c.width, true);
-    b.fc1 = linear(at + "mlp.fc1", c.mlp_width, c.width, true);
-    b.fc2 = linear(at + "mlp.fc2", c.width, c.mlp_width, true);
-    b.gamma2 = vector(at + "ls2.gamma", c.width, false);
-    blocks_.push_back(b);
+    b.norm1 = read.norm(at + "norm1", c.width, true);
+    b.qkv = read.linear(at + "attn.qkv", 3 * c.width, c.width, true);
+    b.q_norm = read.norm(at + "attn.q_norm", c.width / c.heads, qk_norm);
+    b.k_norm = read.norm(at + "attn.k_norm", c.width / c.heads, qk_norm);
+    b.proj = read.linear(at + "attn.proj", c.width, c.width, true);
+    b.gamma1 = read.vector(at + "ls1.gamma", c.width, false);
+    b.norm2 = read.norm(at + "norm2", c.width, true);
+    b.fc1 = read.linear(at + "mlp.fc1", c.mlp_width, c.width, true);
+    b.fc2 = read.linear(at + "mlp.fc2", c.width, c.mlp_width, true);
+    b.gamma2 = read.vector(at + "ls2.gamma", c.width, false);
+    layers.blocks.push_back(b);
   }
+  read.check_all_used();
+  layers_ = std::move(layers);
+}
+
+int64_t Engine::classes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return layers_ ? layers_->head.N : 0;
 }
 
 size_t Engine::packed_bytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
   size_t total = 0;
   for (const auto& [name, panels] : matrices_) total += panels.bytes;
   for (const auto& [name, values] : vectors_) total += values.size() * sizeof(float);
@@ -104,10 +155,14 @@ size_t Engine::packed_bytes() const {
 
 void Engine::forward(const EngineInput& in) const {
   const EngineConfig& c = config_;
-  if (!patch_.panels) throw std::logic_error("vitkern engine: finish() was not called");
-  if (!in.biases.empty() && in.biases.size() != blocks_.size())
+  const Layers& layers = [&]() -> const Layers& {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!layers_) throw std::logic_error("vitkern engine: finish() was not called");
+    return *layers_;
+  }();
+  if (!in.biases.empty() && in.biases.size() != layers.blocks.size())
     throw std::invalid_argument("vitkern engine: attention biases for every block or for none");
-  vitkern::forward(isa_, {.threads = in.threads > 0 ? in.threads : 1,
+  vitkern::forward(isa_, {.threads = in.threads,
                           .image_dtype = in.dtype,
                           .precision = c.precision,
                           .image = in.image,
@@ -132,12 +187,12 @@ void Engine::forward(const EngineInput& in) const {
                           .c_stride = in.strides[1],
                           .y_stride = in.strides[2],
                           .x_stride = in.strides[3],
-                          .patch = patch_,
-                          .head = in.head ? head_ : PackedLinear{},
-                          .norm_pre = norm_pre_,
-                          .norm = norm_,
-                          .fc_norm = in.pool == Pool::tokens ? NormVectors{} : fc_norm_,
-                          .blocks = blocks_.data(),
+                          .patch = layers.patch,
+                          .head = in.head ? layers.head : PackedLinear{},
+                          .norm_pre = layers.norm_pre,
+                          .norm = layers.norm,
+                          .fc_norm = in.pool == Pool::tokens ? NormVectors{} : layers.fc_norm,
+                          .blocks = layers.blocks.data(),
                           .eps = c.eps,
                           .activation = c.activation,
                           .pool = in.pool});

@@ -2,6 +2,8 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,17 +34,18 @@ struct EngineInput {
   float* y;
 };
 
-// Weights are set by their state-dict names, then finish() checks that all are there. After that
-// forward() may be called from any number of threads at once: it changes nothing here.
+// Weights are set by their state-dict names, then finish() checks that all are there and that none
+// is left over: after it no weight can be set. forward() may then be called from any number of
+// threads at once: it changes nothing here.
 class Engine {
  public:
   Engine(Isa isa, const EngineConfig& config);
   void set_matrix(const std::string& name, DType dtype, const void* data, int64_t N, int64_t K);
   void set_vector(const std::string& name, const float* data, int64_t n);
-  void finish();  // throws std::invalid_argument for a missing or misshapen weight
+  void finish();  // throws std::invalid_argument for a missing, misshapen or unknown weight
   void forward(const EngineInput& input) const;
 
-  int64_t classes() const { return head_.N; }
+  int64_t classes() const;
   size_t packed_bytes() const;
   Isa isa() const { return isa_; }
 
@@ -52,17 +55,20 @@ class Engine {
     size_t bytes;
     int64_t N, K;
   };
-  const float* vector(const std::string& name, int64_t n, bool required) const;
-  NormVectors norm(const std::string& name, int64_t n, bool required) const;
-  PackedLinear linear(const std::string& name, int64_t N, int64_t K, bool required) const;
+  struct Layers {  // pointers into matrices_ and vectors_
+    PackedLinear patch, head;
+    NormVectors norm_pre, norm, fc_norm;
+    std::vector<BlockWeights> blocks;
+  };
+  class Reader;
+  void check_open() const;
 
-  Isa isa_;
-  EngineConfig config_;
+  const Isa isa_;
+  const EngineConfig config_;
+  mutable std::mutex mutex_;  // weights may be set by several threads; guards all that follow
   std::map<std::string, Panels> matrices_;
   std::map<std::string, std::vector<float>> vectors_;
-  std::vector<BlockWeights> blocks_;
-  PackedLinear patch_, head_;
-  NormVectors norm_pre_, norm_, fc_norm_;
+  std::optional<Layers> layers_;  // by finish(); never changes again
 };
 
 }  // namespace vitkern

@@ -41,8 +41,8 @@ struct norm_linear_args {
   int threads;
   DType x_dtype, w_dtype;    // of x; of weight, y and pre
   const void* x;             // (M, K), rows x_stride apart
-  const float* norm_weight;  // (K)
-  const float* norm_bias;    // (K)
+  const float* norm_weight;  // (K) or null
+  const float* norm_bias;    // (K) or null
   const void* weight;        // (N, K)
   const float* bias;         // (N) or null
   void* y;                   // (M, N)
@@ -85,8 +85,8 @@ struct mlp_args {
   int threads;
   DType x_dtype, w_dtype;    // of x and y; of the weights and pre
   const void* x;             // (B, S, D), rows x_stride apart
-  const float* norm_weight;  // (D)
-  const float* norm_bias;    // (D)
+  const float* norm_weight;  // (D) or null
+  const float* norm_bias;    // (D) or null
   const void* fc1_weight;    // (F, D)
   const float* fc1_bias;     // (F) or null
   const void* fc2_weight;    // (D, F)

@@ -1,0 +1,220 @@
+#include "checks.hpp"
+
+#include <stdexcept>
+
+namespace vitkern {
+namespace {
+
+constexpr int kMostThreads = 4096;
+constexpr double kMostSeconds = 60;
+// Of one array: more than a machine has, and so little that the scratch of all threads, padded to
+// tiles and in three terms, is still counted in 64 bits.
+constexpr int64_t kMostBytes = int64_t{1} << 43;
+constexpr int64_t kFloat = sizeof(float);
+
+}  // namespace
+
+void Check::refuse(const std::string& what) const {
+  throw std::invalid_argument(std::string("vitkern ") + kernel_ + ": " + what);
+}
+
+void Check::too_large(const std::string& what) const {
+  throw std::overflow_error(std::string("vitkern ") + kernel_ + ": " + what +
+                            " is larger than any memory");
+}
+
+void Check::unknown(const char* name, int64_t value) const {
+  refuse(std::string(name) + " has the unknown or unfit value " + std::to_string(value));
+}
+
+void Check::threads(int n) const {
+  if (n < 1 || n > kMostThreads)
+    refuse("threads is " + std::to_string(n) + ", expected 1 to " + std::to_string(kMostThreads));
+}
+
+void Check::size(const char* name, int64_t n, int64_t least) const {
+  if (n < least)
+    refuse(std::string(name) + " is " + std::to_string(n) + ", expected at least " +
+           std::to_string(least));
+  if (n > kMostBytes) too_large(std::string(name) + " = " + std::to_string(n));
+}
+
+void Check::multiple(const char* name, int64_t n, const char* of, int64_t unit) const {
+  if (n % unit)
+    refuse(std::string(name) + " is " + std::to_string(n) + ", expected a multiple of " + of +
+           " = " + std::to_string(unit));
+}
+
+int64_t Check::count(const char* name, std::initializer_list<int64_t> sizes) const {
+  int64_t product = 1;
+  for (const int64_t size : sizes)
+    if (size == 0) return 0;
+  for (const int64_t size : sizes)
+    if (__builtin_mul_overflow(product, size, &product) || product > kMostBytes) too_large(name);
+  return product;
+}
+
+void Check::array(const char* name, const void* data, int64_t element, const Axis* axes,
+                  size_t count) const {
+  for (size_t i = 0; i < count; ++i)
+    if (axes[i].size == 0) return;
+  if (!data) refuse(std::string(name) + " is null");
+  int64_t elements = element, last = element;  // bytes of all, and from the first to the last one's
+  for (size_t i = 0; i < count; ++i) {
+    const auto [size, stride] = axes[i];
+    if (size < 0 || (size > 1 && stride < 0))
+      refuse(std::string(name) + " has a negative size or stride");
+    int64_t step = 0;
+    if (__builtin_mul_overflow(elements, size, &elements) || elements > kMostBytes ||
+        (size > 1 && (__builtin_mul_overflow(size - 1, stride, &step) ||
+                      __builtin_mul_overflow(step, element, &step) ||
+                      __builtin_add_overflow(last, step, &last) || last > kMostBytes)))
+      too_large(name);
+  }
+}
+
+void Check::array(const char* name, const void* data, int64_t element,
+                  std::initializer_list<int64_t> sizes) const {
+  Axis axes[4];
+  size_t count = 0;
+  for (const int64_t size : sizes) axes[count++] = {size, 0};
+  array(name, data, element, axes, count);
+}
+
+void Check::pixels(const float* mean, const float* std, int64_t channels) const {
+  if (!mean != !std) refuse("mean and std go together");
+  optional("mean", mean, kFloat, {channels});
+}
+
+void check(const layernorm_args& a) {
+  const Check c("layernorm");
+  c.threads(a.threads);
+  c.dtype("dtype", a.dtype);
+  c.size("M", a.M), c.size("D", a.D);
+  c.array("x", a.x, bytes_of(a.dtype), {Axis{a.M, a.x_stride}, {a.D, 1}});
+  c.optional("weight", a.weight, kFloat, {a.D});
+  c.array("y", a.y, bytes_of(a.dtype), {a.M, a.D});
+}
+
+void check(const norm_linear_args& a) {
+  const Check c("norm_linear");
+  c.threads(a.threads);
+  c.dtype("x_dtype", a.x_dtype), c.dtype("w_dtype", a.w_dtype);
+  c.activation(a.activation);
+  c.size("M", a.M), c.size("K", a.K), c.size("N", a.N);
+  c.array("x", a.x, bytes_of(a.x_dtype), {Axis{a.M, a.x_stride}, {a.K, 1}});
+  c.array("weight", a.weight, bytes_of(a.w_dtype), {a.N, a.K});
+  c.array("y", a.y, bytes_of(a.w_dtype), {a.M, a.N});
+}
+
+void check(const attention_args& a) {
+  const Check c("attention");
+  c.threads(a.threads);
+  c.dtype("dtype", a.dtype);
+  c.size("B", a.B), c.size("S", a.S), c.size("H", a.H), c.size("E", a.E);
+  c.size("sequences", a.sequences, a.offsets ? 0 : 1);
+  c.count("B * H * S", {a.B, a.H, a.S});
+  if (a.S >> 31) c.too_large("S * S");  // its scores are counted in 64 bits
+  c.array(
+      "qkv", a.qkv, bytes_of(a.dtype),
+      {Axis{a.B, a.b_stride}, {a.S, a.s_stride}, {3, a.part_stride}, {a.H, a.h_stride}, {a.E, 1}});
+  c.optional("bias", a.bias, kFloat,
+             std::initializer_list<Axis>{
+                 {a.B, a.bias_b_stride}, {a.H, a.bias_h_stride}, {a.S, a.bias_s_stride}, {a.S, 1}});
+  c.array("y", a.y, bytes_of(a.dtype), {a.B, a.S, a.H, a.E});
+  if (!a.offsets) return;
+  bool ascend = a.offsets[0] == 0 && a.offsets[a.sequences] == a.S;
+  for (int64_t i = 0; i < a.sequences; ++i) ascend &= a.offsets[i] <= a.offsets[i + 1];
+  if (!ascend) c.refuse("offsets must ascend from 0 to S = " + std::to_string(a.S));
+}
+
+void check(const linear_residual_args& a) {
+  const Check c("linear_residual");
+  c.threads(a.threads);
+  c.dtype("x_dtype", a.x_dtype), c.dtype("w_dtype", a.w_dtype), c.dtype("y_dtype", a.y_dtype);
+  c.size("B", a.B), c.size("S", a.S), c.size("K", a.K), c.size("N", a.N);
+  const int64_t M = c.count("B * S", {a.B, a.S});
+  c.array("y", a.y, bytes_of(a.y_dtype), {M, a.N});
+  c.array("x", a.x, bytes_of(a.x_dtype), {Axis{M, a.x_stride}, {a.K, 1}});
+  c.array("weight", a.weight, bytes_of(a.w_dtype), {a.N, a.K});
+  c.array("residual", a.residual, bytes_of(a.y_dtype), {Axis{M, a.residual_stride}, {a.N, 1}});
+}
+
+void check(const mlp_args& a) {
+  const Check c("mlp");
+  c.threads(a.threads);
+  c.dtype("x_dtype", a.x_dtype), c.dtype("w_dtype", a.w_dtype);
+  c.activation(a.activation);
+  c.size("B", a.B), c.size("S", a.S), c.size("D", a.D), c.size("F", a.F);
+  const int64_t M = c.count("B * S", {a.B, a.S});
+  c.array("y", a.y, bytes_of(a.x_dtype), {M, a.D});
+  c.array("x", a.x, bytes_of(a.x_dtype), {Axis{M, a.x_stride}, {a.D, 1}});
+  c.array("fc1_weight", a.fc1_weight, bytes_of(a.w_dtype), {a.F, a.D});
+  c.array("fc2_weight", a.fc2_weight, bytes_of(a.w_dtype), {a.D, a.F});
+  c.optional("pre", a.pre, bytes_of(a.w_dtype), {M, a.F});
+}
+
+void check(const patch_embed_args& a) {
+  const Check c("patch_embed");
+  c.threads(a.threads);
+  c.image_dtype(a.image_dtype), c.dtype("w_dtype", a.w_dtype);
+  c.size("B", a.B), c.size("C", a.C), c.size("D", a.D), c.size("T", a.T);
+  c.size("py", a.py, 1), c.size("px", a.px, 1);
+  c.size("Y", a.Y), c.multiple("Y", a.Y, "py", a.py), c.size("X", a.X),
+      c.multiple("X", a.X, "px", a.px);
+  const int64_t patches = c.count("patches", {a.Y / a.py, a.X / a.px});
+  const int64_t P = c.count("a patch", {a.C, a.py, a.px});
+  c.count("B * S", {a.B, a.T + patches});
+  c.array("image", a.image, bytes_of(a.image_dtype),
+          {Axis{a.B, a.b_stride}, {a.C, a.c_stride}, {a.Y, a.y_stride}, {a.X, a.x_stride}});
+  c.array("weight", a.weight, bytes_of(a.w_dtype), {a.D, P});
+  c.array("prefix", a.prefix, kFloat, {a.T, a.D});
+  c.pixels(a.mean, a.std, a.C);
+  c.array("y", a.y, bytes_of(a.w_dtype), {a.B, a.T + patches, a.D});
+}
+
+void check(const pack_args& a) {
+  const Check c("pack");
+  c.precision(a.precision);
+  c.dtype("dtype", a.dtype);
+  c.size("N", a.N), c.size("K", a.K);
+  c.array("weight", a.weight, bytes_of(a.dtype), {a.N, a.K});
+  if (!a.bytes) c.refuse("bytes is null");
+}
+
+void check(const forward_args& a) {
+  const Check c("forward");
+  c.threads(a.threads);
+  c.image_dtype(a.image_dtype), c.precision(a.precision), c.activation(a.activation);
+  c.pool(a.pool);
+  c.size("B", a.B), c.size("T", a.T), c.size("depth", a.depth);
+  c.size("C", a.C, 1), c.size("D", a.D, 1), c.size("H", a.H, 1), c.size("F", a.F, 1);
+  c.size("py", a.py, 1), c.size("px", a.px, 1);
+  c.size("Y", a.Y, 1), c.multiple("Y", a.Y, "py", a.py), c.size("X", a.X, 1),
+      c.multiple("X", a.X, "px", a.px);
+  const int64_t patches = c.count("patches", {a.Y / a.py, a.X / a.px}), S = a.T + patches;
+  const int64_t P = c.count("a patch", {a.C, a.py, a.px});
+  for (const int64_t width : {3 * a.D, a.F, P}) c.count("a layer's rows", {S, width, kFloat});
+  c.array("image", a.image, bytes_of(a.image_dtype),
+          {Axis{a.B, a.b_stride}, {a.C, a.c_stride}, {a.Y, a.y_stride}, {a.X, a.x_stride}});
+  c.array("prefix", a.prefix, kFloat, {a.T, a.D});
+  c.pixels(a.mean, a.std, a.C);
+  for (int64_t i = 0; a.biases && i < a.depth; ++i)
+    c.array("an attention bias", a.biases[i], kFloat, {a.H, S, S});
+  const int64_t rows = a.pool == Pool::tokens ? S : 1;
+  const int64_t width = a.pool != Pool::tokens && a.head.panels ? a.head.N : a.D;
+  c.array("y", a.y, kFloat, {a.B, rows, width});
+}
+
+void check(const calibrate_args& a) {
+  const Check c("calibrate");
+  c.threads(a.threads);
+  c.precision(a.precision);
+  c.size("floats", a.floats);
+  c.array("data", a.data, kFloat, {a.floats});
+  c.array("rates", a.rates, sizeof(double), {a.threads});
+  if (!(a.seconds >= 0 && a.seconds <= kMostSeconds))
+    c.refuse("seconds is " + std::to_string(a.seconds) + ", expected 0 to 60");
+}
+
+}  // namespace vitkern

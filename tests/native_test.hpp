@@ -1,0 +1,84 @@
+// What the native tests share: counts, numbers in exact buffers, one case of the matrix.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cpu/dispatch.hpp"
+
+namespace native_test {
+
+using vitkern::DType;
+using vitkern::Isa;
+using vitkern::Precision;
+
+inline int failures = 0, checks = 0;
+
+inline void expect(bool good, const std::string& what) {
+  ++checks;
+  if (good) return;
+  ++failures;
+  std::printf("FAILED %s\n", what.c_str());
+}
+
+struct Random {  // a linear congruential generator: the same numbers everywhere
+  uint32_t state = 1;
+  float operator()() {
+    state = state * 1664525u + 1013904223u;
+    return static_cast<float>(static_cast<int32_t>(state)) / 2147483648.0f;
+  }
+};
+inline Random uniform;
+
+inline float to_float(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float f;
+  std::memcpy(&f, &wide, 4);
+  return f;
+}
+
+// Numbers in a run-time dtype, in a heap block of exactly their size.
+struct Array {
+  DType dtype;
+  std::vector<float> f;
+  std::vector<uint16_t> h;
+
+  Array(DType type, int64_t n, bool fill = true) : dtype(type) {
+    if (type == DType::f32)
+      f.resize(n);
+    else
+      h.resize(n);
+    for (int64_t i = 0; fill && i < n; ++i) {
+      const float x = uniform();
+      uint32_t bits;
+      std::memcpy(&bits, &x, 4);
+      if (type == DType::f32)
+        f[i] = x;
+      else
+        h[i] = static_cast<uint16_t>(bits >> 16);
+    }
+    f.shrink_to_fit();
+    h.shrink_to_fit();
+  }
+  void* data() { return dtype == DType::f32 ? static_cast<void*>(f.data()) : h.data(); }
+  double operator[](int64_t i) const { return dtype == DType::f32 ? f[i] : to_float(h[i]); }
+};
+
+struct Case {
+  Isa isa;
+  DType dtype;
+  int threads;
+  Precision precision() const { return dtype == DType::f32 ? Precision::fp32 : Precision::bf16; }
+  std::string name(const char* kernel) const {
+    return std::string(kernel) + " " + vitkern::isa_name(isa) +
+           (dtype == DType::f32 ? " f32" : " bf16");
+  }
+};
+
+// native_engine_test.cpp
+void test_engine(const Case& c, int64_t B);
+void test_refusals(const Case& c);
+
+}  // namespace native_test
