@@ -75,6 +75,7 @@ BAD_IMAGES = {
     "image is torch.bool": lambda image: image > 0,
     "image is torch.complex64": lambda image: image + 1j,
     "uint8 images need the pixel mean and std": lambda image: image.byte(),
+    "image has layout torch.sparse_coo": lambda image: image.to_sparse(),
     "image is on meta, the model on cpu": lambda image: image.to("meta"),
     "image must be a torch.Tensor, got list": lambda image: image.tolist(),
 }

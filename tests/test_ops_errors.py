@@ -192,6 +192,21 @@ def test_tensors_on_two_devices_are_refused():
         ops.layernorm(t(2, 4), torch.ones(4, device="meta"))
 
 
+@pytest.mark.parametrize("spec", REGISTRY.values(), ids=lambda spec: spec.name)
+def test_lazy_tensors_are_read(spec):
+    """A lazy minus sign and lazy zeros are not in the memory that kernels read."""
+    inputs = spec.make_inputs(spec.cases[3], torch.float32)
+    for name, tensor in inputs.items():
+        if tensor.is_floating_point():
+            zeros = torch._efficientzerotensor(tensor.shape)
+            for lazy in (torch._neg_view(tensor), zeros):
+                got, want = (
+                    spec.torch_op()(*spec.arguments({**inputs, name: given}))
+                    for given in (lazy, lazy.clone())
+                )
+                torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
 def test_half_precision_runs_the_reference_on_the_cpu():
     """No native kernel for fp16: the reference computes it, to the bit."""
     x, w = torch.randn(5, 8).half(), torch.randn(8).half()

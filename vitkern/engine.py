@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import _C, cpu
+from . import _C, cpu, images
 from .snapshot import Snapshot, unpackable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Engine(Snapshot):
     """A ViT's weights, packed for one precision; calls may come from several threads at once."""
 
     def __init__(self, model: ViT, precision: str, isa: str = "") -> None:
-        super().__init__(model)
+        super().__init__(model, "cpu", _MODEL_DTYPES)
         self.precision, c = precision, model.config
         self._native = _C.Engine(
             isa, channels=c.channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
@@ -100,7 +100,7 @@ class Engine(Snapshot):
 
     def _run(self, image: Tensor, y: Tensor, pool: _C.Pool, head: bool) -> Tensor:
         c = self.model.config
-        image = image.resolve_neg()  # a lazy minus sign is not in the memory that the kernel reads
+        image = images.stored(image)
         B, _, Y, X = image.shape
         prefix, position, biases = self._of_grid(Y // c.patch_size, X // c.patch_size)
         mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)

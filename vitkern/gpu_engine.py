@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from . import images
 from .gpu import attention, device, layernorm, linear_residual, norm_linear, patch_embed, plan
 from .gpu.launch import Executor, cdiv
 from .registry import REGISTRY
@@ -83,7 +84,7 @@ class GpuEngine(Snapshot):
     """A ViT's weights, folded for one precision, and the plans made for its image shapes."""
 
     def __init__(self, model: ViT, precision: str, executor: Executor | None = None) -> None:
-        super().__init__(model)
+        super().__init__(model, model.device.type, MODEL_DTYPES)
         self.precision, self.dtype = precision, DTYPES[precision]
         self.executor = executor or device.executor(model.device)
         self._plans: OrderedDict[tuple, plan.Plan] = OrderedDict()
@@ -131,7 +132,7 @@ class GpuEngine(Snapshot):
         return self._run("tokens", image, image.new_empty(shape, dtype=self.model.dtype))
 
     def _run(self, want: str, image: Tensor, y: Tensor) -> Tensor:
-        image = image.resolve_neg()  # a lazy minus sign is not in the memory that kernels read
+        image = images.stored(image)
         aligned = image.data_ptr() % 16 == 0  # a promise of the binaries
         stream = torch.cuda.current_stream(image.device).cuda_stream if image.is_cuda else 0
         key = (want, tuple(image.shape), image.stride(), image.dtype, aligned, stream)

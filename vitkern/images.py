@@ -12,6 +12,8 @@ def check(c: ViTConfig, image: Tensor, weight: Tensor, autocast: bool) -> None:
     """Refuse an image that the patch projection `weight` cannot take, and say what to do."""
     if not isinstance(image, Tensor):
         raise TypeError(f"ViT: image must be a torch.Tensor, got {type(image).__name__}")
+    if image.layout is not torch.strided:
+        raise TypeError(f"ViT: image has layout {image.layout}; pass image.to_dense()")
     shape = tuple(image.shape)
     if image.ndim != 4:
         hint = "; add a batch axis with image[None]" if image.ndim == 3 else ""
@@ -30,6 +32,14 @@ def check(c: ViTConfig, image: Tensor, weight: Tensor, autocast: bool) -> None:
             f"ViT: image is on {image.device}, the model on {weight.device};"
             f" move one of them with .to({str(weight.device)!r})"
         )
+
+
+def stored(image: Tensor) -> Tensor:
+    """The image with its values in memory, where kernels read them.
+
+    A lazy minus sign (of a conjugate's imaginary part) is not, nor are torch's lazy zeros.
+    """
+    return image.clone() if image.is_neg() or image._is_zerotensor() else image
 
 
 def _check_size(c: ViTConfig, size: tuple[int, int]) -> None:
