@@ -10,6 +10,7 @@
 #include "cpu/arena.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/engine.hpp"
+#include "cpu/fingerprint.hpp"
 #include "cuda/bindings.hpp"
 
 namespace py = pybind11;
@@ -228,6 +229,19 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("classes", [](const EnginePtr& e) { return e->classes(); })
       .def_property_readonly("packed_bytes", [](const EnginePtr& e) { return e->packed_bytes(); })
       .def_property_readonly("isa", [](const EnginePtr& e) { return isa_name(e->isa()); });
+
+  using FingerprintPtr = std::shared_ptr<Fingerprint>;
+  py::class_<Fingerprint, FingerprintPtr>(
+      m, "Fingerprint", "A few elements of arrays (address, element's bytes, sizes, strides).")
+      .def(py::init(
+          [](const std::vector<
+              std::tuple<Address, int64_t, std::vector<int64_t>, std::vector<int64_t>>>& rows) {
+            std::vector<WatchedArray> arrays;
+            for (const auto& [address, element, sizes, strides] : rows)
+              arrays.push_back({at<const void>(address), element, sizes, strides});
+            return std::make_shared<Fingerprint>(arrays);
+          }))
+      .def("matches", [](const FingerprintPtr& f) { return f->matches(); });
 
   cuda::bind(m);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cpu/engine.hpp"
+#include "cpu/fingerprint.hpp"
 #include "native_test.hpp"
 
 using namespace vitkern;
@@ -196,6 +197,29 @@ void test_refusals(const Case& c) {
   for (const double seconds : {-1.0, std::nan(""), 1e300, std::numeric_limits<double>::infinity()})
     refused(c, "calibrate",
             [&] { calibrate(c.isa, {1, c.precision(), nullptr, 0, seconds, &rate}); });
+}
+
+void test_fingerprint() {
+  std::vector<float> matrix(6 * 10, 0.0f), row(7, 2.0f);
+  std::vector<uint16_t> narrow(5, 0x3f80);
+  matrix[4 * 10 + 3] = 0.5f;   // not in the view, which has the even columns
+  matrix[5 * 10 + 8] = -3.0f;  // its only element that a scale changes
+  const Fingerprint watched({{matrix.data(), 4, {5, 6}, {2, 10}},
+                             {row.data(), 4, {7}, {1}},
+                             {narrow.data(), 2, {5}, {1}},
+                             {row.data() + 6, 4, {1, 1}, {999, 999}},
+                             {nullptr, 4, {0}, {1}}});
+  expect(watched.matches(), "fingerprint: nothing was written");
+  const auto sees = [&](auto& numbers, const auto& write, const char* what) {
+    const auto before = numbers;
+    for (auto& x : numbers) x = write(x);
+    expect(!watched.matches(), std::string("fingerprint: ") + what);
+    std::copy(before.begin(), before.end(), numbers.begin());  // in place: addresses are kept
+    expect(watched.matches(), std::string("fingerprint: back from ") + what);
+  };
+  sees(matrix, [](float x) { return 2 * x; }, "a scale of nearly zero numbers");
+  sees(row, [](float x) { return -x; }, "a change of sign");
+  sees(narrow, [](uint16_t x) { return static_cast<uint16_t>(x + 1); }, "the last bit");
 }
 
 }  // namespace native_test

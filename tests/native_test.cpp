@@ -233,6 +233,7 @@ void test_calibrate(const Case& c) {
 }  // namespace
 
 int main() {
+  test_fingerprint();
   for (const std::string& isa : available_isas()) {
     const int before = checks;
     for (const DType dtype : {DType::f32, DType::bf16})

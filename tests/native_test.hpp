@@ -80,5 +80,6 @@ struct Case {
 // native_engine_test.cpp
 void test_engine(const Case& c, int64_t B);
 void test_refusals(const Case& c);
+void test_fingerprint();
 
 }  // namespace native_test

@@ -172,16 +172,6 @@ def test_engine_is_refused_when_modules_leave_the_configuration():
         assert "the head has 9 outputs" in model.explain(image) and model(image).shape == (5, 9)
 
 
-def test_writes_behind_the_engines_back_are_seen_after_repack():
-    model = tiny()
-    image = picture(model)
-    with torch.no_grad():
-        before = model(image)
-        model.head.bias.data.add_(1)
-        model.repack()
-        torch.testing.assert_close(model(image), before + 1)
-
-
 def test_autocast_trains():
     model = tiny().train()
     with torch.autocast("cpu", torch.bfloat16):

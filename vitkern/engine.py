@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _C, cpu, images
-from .snapshot import Snapshot, unpackable
+from .snapshot import Snapshot, current, unpackable
 
 if TYPE_CHECKING:
     from .model import ViT
@@ -32,10 +32,7 @@ def why_not(model: ViT, image: Tensor, precision: str) -> str:
         return f"the packed engine runs on the CPU, the image is on {image.device}"
     if image.dtype not in cpu.IMAGE_DTYPES:
         return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
-    engine = model._engines.get(precision)
-    if engine is None or engine.stale():
-        return unpackable(model, "cpu", _MODEL_DTYPES)
-    return ""
+    return "" if current(model, precision) else unpackable(model, "cpu", _MODEL_DTYPES)
 
 
 class Engine(Snapshot):

@@ -18,7 +18,7 @@ from . import images
 from .gpu import attention, device, layernorm, linear_residual, norm_linear, patch_embed, plan
 from .gpu.launch import Executor, cdiv
 from .registry import REGISTRY
-from .snapshot import Snapshot, unpackable
+from .snapshot import Snapshot, current, unpackable
 
 if TYPE_CHECKING:
     from .model import ViT
@@ -49,8 +49,7 @@ def why_not(model: ViT, image: Tensor, precision: str) -> str:
         return f"heads of {model.config.head_dim} channels are too wide for the GPU's attention"
     if not image.shape[0]:
         return "there is nothing to compute"
-    engine = model._engines.get(precision)
-    if engine is None or engine.stale():
+    if current(model, precision) is None:
         if image.is_cuda and torch.cuda.is_current_stream_capturing():
             return "weights would be folded inside a CUDA graph: make one forward before capturing"
         return unpackable(model, model.device.type, MODEL_DTYPES)

@@ -267,7 +267,7 @@ class Interface(nn.Module):
         return None
 
     def _engine(self) -> Any:
-        """The packed engine of the current precision, packed again when a parameter has changed."""
+        """The packed engine of the current precision; paths.choose has dropped a stale one."""
         if self.device.type == "cuda":
             from .gpu_engine import GpuEngine as Engine
         else:
@@ -275,7 +275,7 @@ class Interface(nn.Module):
         precision = paths.precision_of(self)
         with _PACKING:
             engine = self._engines.get(precision)
-            if engine is None or engine.stale():
+            if engine is None:
                 engine = self._engines[precision] = Engine(self, precision)
         return engine
 
@@ -337,7 +337,10 @@ class Interface(nn.Module):
         return watcher
 
     def repack(self) -> None:
-        """Drop the packed weights; only needed after writes through `parameter.data`."""
+        """Drop the packed weights; needed after writes through `parameter.data` that nothing shows.
+
+        On the CPU those to a part of a parameter, on a GPU all of them.
+        """
         self._forget()
 
     def _forget(self) -> None:
