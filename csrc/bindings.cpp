@@ -12,6 +12,10 @@
 #include "cpu/engine.hpp"
 #include "cpu/fingerprint.hpp"
 #include "cuda/bindings.hpp"
+#include "initialised.hpp"
+
+VITKERN_INITIALISED_SHARED(vitkern::Engine);
+VITKERN_INITIALISED_SHARED(vitkern::Fingerprint);
 
 namespace py = pybind11;
 
@@ -203,8 +207,7 @@ PYBIND11_MODULE(_C, m) {
   BIND(calibrate);
 #undef BIND
 
-  // Methods take the holder: pybind11 checks then that __init__ has run, and the object cannot die
-  // while the interpreter's lock is released.
+  // Methods take the holder: the object cannot die while the interpreter's lock is released.
   using EnginePtr = std::shared_ptr<Engine>;
   py::class_<Engine, EnginePtr>(
       m, "Engine", "A ViT's packed weights; forward() may run in several threads at once.")

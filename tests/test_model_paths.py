@@ -233,3 +233,16 @@ def test_empty_batch_gives_an_empty_result(option, path):
     with torch.no_grad():
         assert model(image).shape == (0, *model(picture(model, B=1)).shape[1:])
         assert model.forward_features(image).shape == (0, model.config.tokens, 32)
+
+
+@pytest.mark.parametrize("name", ("norm", "blocks.1.norm1", "blocks.0.norm2"))
+def test_a_norm_without_weights_runs_module_by_module(name):
+    """The operators need them; so also where a norm was a buffer's or has no bias."""
+    model = tiny()
+    norm = model.get_submodule(name)
+    norm.bias = None
+    with torch.no_grad():
+        assert f"{name} has no parameter bias" in model.explain(picture(model))
+        got = model(picture(model))
+        model.path = "reference"
+        assert torch.equal(got, model(picture(model)))

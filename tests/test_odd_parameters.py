@@ -110,8 +110,9 @@ def test_lazy_images_are_read(path):
 
 def test_the_gpu_engine_refuses_alike():
     pytest.importorskip("triton")
+    from interpreter import Interpreter
+
     from vitkern import gpu_engine
-    from vitkern.gpu.interpreter import Interpreter
 
     for case in (MISSHAPEN | LAZY).values():
         model, name = odd(case)

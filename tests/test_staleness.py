@@ -173,5 +173,5 @@ def test_a_fingerprint_refuses_what_it_cannot_read():
     ):
         with pytest.raises((ValueError, OverflowError), match="vitkern fingerprint"):
             _C.Fingerprint([bad])
-    with pytest.raises(RuntimeError):
+    with pytest.raises(TypeError, match="without __init__"):
         _C.Fingerprint.__new__(_C.Fingerprint).matches()

@@ -20,6 +20,8 @@ PATHS = ("auto", "engine", "fused", "reference")
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = frozenset({nn.Parameter, Tensor, type(None)})  # anything else computes in its own way
+# What the operators read of a module; torch's own modules do without some of these.
+_NEEDED = {nn.LayerNorm: ("weight", "bias"), nn.Linear: ("weight",), nn.Conv2d: ("weight",)}
 
 
 class Watch:
@@ -44,6 +46,11 @@ class Watch:
         self.parameters = [child._parameters for child in self.children]
         named = list(zip(self.names, self.children, strict=True))
         self.norms = [(n, m) for n, m in named if type(m) is nn.LayerNorm and n != "head_norm"]
+        self.needed = [
+            (n, m._parameters, key)
+            for n, m in named
+            for key in (_NEEDED.get(type(m), ()) if n != "head_norm" else ())
+        ]
         self.dropouts = [(n, m) for n, m in named if isinstance(m, Dropout)]
         self.missing = sorted(kinds.keys() - set(self.names))
 
@@ -73,6 +80,9 @@ class Watch:
                 for key, value in parameters.items():
                     if type(value) not in _PLAIN:
                         return f"{name}.{key} is a {type(value).__name__}"
+        for name, parameters, key in self.needed:
+            if parameters.get(key) is None:
+                return f"{name} has no parameter {key}, which the operators need"
         return ""
 
 
@@ -105,6 +115,10 @@ def _seen_while_compiling(model: nn.Module) -> str:
             return f"{name} is a {type(module).__name__}, not vitkern's own module"
         if name and "forward" in module.__dict__:
             return f"{name}.forward was replaced"
+        if name and name != "head_norm":
+            for key in _NEEDED.get(type(module), ()):
+                if module._parameters.get(key) is None:
+                    return f"{name} has no parameter {key}, which the operators need"
         if model.training and type(module) is Mlp and module.drop1.p != module.drop2.p:
             return f"{name} has two dropout rates, the operator takes one"
     return ""
