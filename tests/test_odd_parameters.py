@@ -125,3 +125,22 @@ def test_the_gpu_engine_refuses_alike():
     assert torch.equal(gpu.logits(torch._neg_view(image)), gpu.logits(-image))
     zeros = torch._efficientzerotensor(image.shape)
     assert torch.equal(gpu.logits(zeros), gpu.logits(torch.zeros_like(image)))
+
+
+@pytest.mark.parametrize("name", ("head.weight", "head.bias", "blocks.0.ls1.gamma", "norm.bias"))
+def test_a_parameter_that_became_a_buffer_is_honoured(name):
+    """Modules compute with it, so the engine must not leave it out: packed before, or not."""
+    model = tiny(layer_scale=0.5)
+    image = picture(model)
+    with torch.no_grad():
+        model(image)
+        owner, _, key = name.rpartition(".")
+        module = model.get_submodule(owner)
+        value = 2 * module._parameters[key].detach() + 1
+        delattr(module, key)
+        module.register_buffer(key, value)
+        model.path = "reference"
+        want = model(image)
+        model.path = "auto"
+        torch.testing.assert_close(model(image), want, rtol=1e-4, atol=1e-4)
+        assert "path: engine" not in model.explain(image)

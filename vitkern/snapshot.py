@@ -113,6 +113,12 @@ def unpackable(model: ViT, device: str, dtypes: tuple[torch.dtype, ...]) -> str:
             return f"{name} is no parameter of the configuration's model"
         if parameter.shape != wanted:
             return f"{name} has shape {tuple(parameter.shape)}, the engine packs {tuple(wanted)}"
+    missing = shapes.keys() - parameters.keys()
+    if missing:  # a bias may be None, but not hide among the buffers
+        buffers = {name for name, _ in model.named_buffers()}
+        for name in sorted(missing):
+            if name in buffers or not name.endswith(".bias"):
+                return f"{name} is no parameter any more"
     return ""
 
 
