@@ -45,6 +45,11 @@ class Plan(NamedTuple):
         """New, contiguous results; what only a backward needs is empty unless it is saved."""
         return [like.new_empty(shape, dtype=dtype) for shape, dtype in self.results]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute, however long the other axes are."""
+        return all(0 in shape for shape, _ in self.results)
+
 
 @dataclass(frozen=True)
 class Operator:

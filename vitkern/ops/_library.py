@@ -71,8 +71,8 @@ def _bare(results):
 
 def _checked_reference(op: Operator) -> Callable:
     def call(*args):
-        op.bind(_named(op, args))
-        return _bare(op.reference(*args))
+        plan = op.plan(_named(op, args))
+        return _bare(plan.allocate(args[0]) if plan.is_empty else op.reference(*args))
 
     return call
 
@@ -114,7 +114,8 @@ def _planned(
                 return reference(*args)
             plans[key] = plan
         results = plan.allocate(args[0])
-        load()(plan.sizes, results, *args)
+        if not plan.is_empty:
+            load()(plan.sizes, results, *args)
         return _bare(results)
 
     return call
@@ -133,8 +134,13 @@ def _define_backward(op: Operator) -> None:
     name, count = f"{op.name}_backward", len(op.arguments)
     _LIBRARY.define(f"{name}(Tensor grad, {op.schema}, Tensor[] saved, bool[] needs) -> Tensor[]")
 
+    def wanted(rest: tuple) -> list[Tensor]:
+        return [a for a, need in zip(rest[:count], rest[-1], strict=True) if need]
+
     def call(grad: Tensor, *rest) -> list[Tensor]:
         args, (saved, needs) = rest[:count], rest[count:]
+        if not grad.numel():  # of an empty result: nothing was saved, and nothing depends on it
+            return [a.new_zeros(a.shape) for a in wanted(rest)]
         return op.backward(grad, args, saved, _named_needs(op, needs))
 
     @functools.cache
@@ -143,15 +149,13 @@ def _define_backward(op: Operator) -> None:
 
     def gpu(grad: Tensor, *rest) -> list[Tensor]:
         args, (saved, needs) = rest[:count], rest[count:]
-        known = GPU_DTYPES.issuperset(_float_dtypes((grad, *args)))
+        known = GPU_DTYPES.issuperset(_float_dtypes((grad, *args))) and grad.numel()
         if kernel() is None or not known or not op.on_gpu(op.bind(_named(op, args))):
             return call(grad, *rest)
         return kernel()(grad, args, saved, _named_needs(op, needs))
 
     def fake(grad: Tensor, *rest) -> list[Tensor]:
-        args, needs = rest[:count], rest[-1]
-        wanted = [a for a, need in zip(args, needs, strict=True) if need]
-        return [a.new_empty(a.shape) for a in wanted]
+        return [a.new_empty(a.shape) for a in wanted(rest)]
 
     _LIBRARY.impl(name, call, "CompositeExplicitAutograd")
     _LIBRARY.impl(name, gpu, "CUDA")
@@ -164,7 +168,7 @@ def _define_backward(op: Operator) -> None:
         ctx.places = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        if not _named(op, inputs).get("save", True):
+        if not _named(op, inputs).get("save", True) and output[0].numel():
             raise RuntimeError(
                 f"{op.name}: an argument requires a gradient, so pass save=True"
                 f" (vitkern.ops.{op.name} does it by itself)"

@@ -185,7 +185,8 @@ def attention(
     if scale is None:
         E = qkv.shape[-1] if qkv.ndim else 0  # the operator refuses what has no five axes
         scale = E**-0.5 if E else 1.0
-    return _op(qkv, bias, scale, dropout_p, seed, offsets, _library.needs_save(qkv, bias))[0]
+    save = _library.needs_save(qkv, bias) and qkv.numel() > 0
+    return _op(qkv, bias, scale, dropout_p, seed, offsets, save)[0]
 
 
 def _check_offsets(qkv: Tensor, bias: Tensor | None, offsets: Tensor) -> None:
