@@ -7,6 +7,7 @@ from torch import nn
 
 import vitkern
 from vitkern import ViT, ViTConfig
+from vitkern.config import RANGES
 from vitkern.weights import timm as timm_weights
 
 BAD_CONFIGS = {
@@ -39,6 +40,64 @@ def test_bad_config_is_refused(message):
     with pytest.raises(ValueError) as error:
         ViTConfig(**BAD_CONFIGS[message])
     assert message in str(error.value) and str(error.value).startswith("ViTConfig: ")
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_absurd_numbers_are_refused_at_once(name):
+    """By the record itself: building such a model would take hours, or all memory."""
+    for value in (10**30, 10**5000, RANGES[name][1] + 1, 2**63):
+        with pytest.raises(
+            ValueError, match=f"ViTConfig: {name} must be at most {RANGES[name][1]}"
+        ):
+            ViTConfig(**{name: value})
+    for value in (-1, -(10**30), -(10**5000), True, 1.5, float("nan"), "12", b"1", (), (1,), {}):
+        with pytest.raises(ValueError, match=f"ViTConfig: {name} must be"):
+            ViTConfig(**{name: value})
+    if name != "representation_size":
+        with pytest.raises(ValueError, match=f"ViTConfig: {name} must be"):
+            ViTConfig(**{name: None})
+
+
+@pytest.mark.parametrize(
+    "size",
+    [(224, True), (224, None), (224, "16"), (224, 16.0), (0, 16), (-16, 16), (16, 10**5000), [[]]],
+    ids=lambda size: f"{type(size[-1]).__name__}",
+)
+def test_absurd_image_sizes_are_refused(size):
+    with pytest.raises(ValueError, match="ViTConfig: image_size must be"):
+        ViTConfig(image_size=size, patch_size=1)
+    with pytest.raises(ValueError, match="ViTConfig: image_size must be"):
+        tiny().set_input_size(size)
+
+
+FLOATS = ["norm_eps", "layer_scale", "dropout", "attention_dropout", "projection_dropout"]
+FLOATS += ["head_dropout", "drop_path"]
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_numbers_that_no_float_holds_are_refused(name):
+    for value in (10**400, -(10**400), float("inf"), float("nan"), "0.1", True, 1j, [0.1]):
+        with pytest.raises(ValueError, match=f"ViTConfig: {name} must be a finite number"):
+            ViTConfig(**{name: value})
+    with pytest.raises(ValueError, match="ViTConfig: mean must be a finite number"):
+        ViTConfig(mean=(10**400,) * 3, std=(1.0,) * 3)
+
+
+@pytest.mark.parametrize("value", [None, 3, ["token"], b"token", torch.zeros(3)], ids=str)
+def test_choices_are_texts(value):
+    for name in ("pool", "position", "final_norm", "activation", "head"):
+        with pytest.raises(ValueError, match=f"ViTConfig: {name} must be one of"):
+            ViTConfig(**{name: value})
+    with pytest.raises(TypeError, match=r"ViTConfig.named: name must be a str"):
+        ViTConfig.named(value)
+
+
+@pytest.mark.parametrize(
+    "name", ["B/\u00b2", "B/" + "9" * 5000, "vit_base_patch16_" + "9" * 5000, "x" * 100_000]
+)
+def test_names_with_absurd_numbers_are_unknown(name):
+    with pytest.raises(ValueError, match="unknown variant"):
+        ViTConfig.named(name)
 
 
 @pytest.mark.parametrize(

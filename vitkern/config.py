@@ -27,6 +27,22 @@ VARIANTS = {
 PATCHES = (8, 14, 16, 32)
 TIMM_WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g"}
 
+# Field: smallest, largest. The largest are beyond every published model (ViT-22B is 6144 wide and
+# 48 deep, its MLP 24576; face recognition has 10 million classes): what is larger is a mistake, and
+# would be built for hours before memory runs out.
+RANGES = {
+    "image_size": (1, 1 << 16),
+    "patch_size": (1, 1 << 16),
+    "channels": (1, 1 << 16),
+    "width": (1, 1 << 16),
+    "depth": (0, 1 << 12),
+    "heads": (1, 1 << 16),
+    "mlp_width": (1, 1 << 20),
+    "classes": (0, 1 << 24),
+    "registers": (0, 1 << 16),
+    "representation_size": (1, 1 << 16),
+}
+
 # A timm name ends in one of these; each is what that family changes about the plain ViT.
 _DINOV2 = {"image_size": 518, "layer_scale": 1e-5, "classes": 0}
 _CLIP = {"pre_norm": True, "norm_eps": 1e-5}
@@ -38,8 +54,8 @@ TIMM_FAMILIES: dict[str, dict[str, object]] = {
     "clip": _CLIP,
 }
 _TIMM_NAME = re.compile(
-    r"(?P<kind>vit|deit3|deit)_(?P<word>[a-z]+)_patch(?P<patch>\d+)"
-    r"(?:_(?P<family>reg4_dinov2|dinov2|clip_quickgelu|clip))?(?:_(?P<size>\d+))?"
+    r"(?P<kind>vit|deit3|deit)_(?P<word>[a-z]+)_patch(?P<patch>[0-9]{1,9})"
+    r"(?:_(?P<family>reg4_dinov2|dinov2|clip_quickgelu|clip))?(?:_(?P<size>[0-9]{1,9}))?"
 )
 
 
@@ -105,47 +121,43 @@ class ViTConfig:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.type == "bool" and not isinstance(value, bool):
-                _refuse(f"{f.name} must be True or False, not {value!r}")
+                _refuse(f"{f.name} must be True or False, not {_shown(value)}")
             numbers = [value] if f.type in ("float", "float | None") else []
             if f.name in ("mean", "std") and value is not None:
                 if not isinstance(value, (tuple, list)):
-                    _refuse(f"{f.name} must have one number per channel, not {value!r}")
+                    _refuse(f"{f.name} must have one number per channel, not {_shown(value)}")
                 numbers = value
             for number in numbers:
                 if number is None and f.type == "float | None":
                     continue
-                real = isinstance(number, Real) and not isinstance(number, bool)
-                if not real or not math.isfinite(number):
-                    _refuse(f"{f.name} must be a finite number, not {value!r}")
+                if not _is_finite(number):
+                    _refuse(f"{f.name} must be a finite number, not {_shown(number)}")
         if not isinstance(self.image_size, (int, tuple, list)):
-            _refuse(f"image_size must be an integer or a pair of them, not {self.image_size!r}")
+            _refuse(
+                f"image_size must be an integer or a pair of them, not {_shown(self.image_size)}"
+            )
 
     def _check_sizes(self) -> None:
-        least = dict(
-            patch_size=1, channels=1, width=1, depth=0, heads=1, mlp_width=1, classes=0, registers=0
-        )
-        if self.representation_size is not None:
-            least["representation_size"] = 1
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < bound:
-                _refuse(f"{name} must be an integer of at least {bound}, not {value!r}")
         size = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
-        if len(size) != 2 or not all(isinstance(s, int) and s > 0 for s in size):
+        if len(size) != 2 or not all(_is_integer(s) and s > 0 for s in size):
             _refuse(
-                f"image_size must be a positive integer or a pair of them, not {self.image_size!r}"
+                "image_size must be a positive integer or a pair of them, not"
+                f" {_shown(self.image_size)}"
             )
+        for name, (least, most) in RANGES.items():
+            value = max(size) if name == "image_size" else getattr(self, name)
+            if value is None and name == "representation_size":
+                continue
+            if not _is_integer(value) or value < least:
+                _refuse(f"{name} must be an integer of at least {least}, not {_shown(value)}")
+            if value > most:
+                _refuse(f"{name} must be at most {most}, not {_shown(value)}")
         if any(s % self.patch_size for s in size):
             _refuse(
                 f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}"
             )
         if self.width % self.heads:
             _refuse(f"width {self.width} must be a multiple of heads {self.heads}")
-        divisor = {"sincos_1d": 2, "sincos_2d": 4}.get(self.position, 1)
-        if self.width % divisor:
-            _refuse(
-                f"position={self.position!r} needs a width that {divisor} divides, not {self.width}"
-            )
 
     def _check_choices(self) -> None:
         choices = dict(
@@ -156,8 +168,14 @@ class ViTConfig:
             head=HEADS,
         )
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                _refuse(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in allowed:
+                _refuse(f"{name} must be one of {', '.join(allowed)}, not {_shown(value)}")
+        divisor = {"sincos_1d": 2, "sincos_2d": 4}.get(self.position, 1)
+        if self.width % divisor:
+            _refuse(
+                f"position={self.position!r} needs a width that {divisor} divides, not {self.width}"
+            )
         for name in (
             "dropout",
             "attention_dropout",
@@ -222,6 +240,8 @@ class ViTConfig:
         >>> ViTConfig.named("B/16", image_size=384, classes=10).tokens
         577
         """
+        if not isinstance(name, str):
+            raise TypeError(f"ViTConfig.named: name must be a str, not {type(name).__name__}")
         fields = _short_name(name) or _timm_name(name)
         if fields is None:
             known = names()
@@ -231,7 +251,7 @@ class ViTConfig:
                 if close
                 else f"known: {', '.join(known[:24])}, ..."
             )
-            raise ValueError(f"ViTConfig.named: unknown variant {name!r}; {hint}")
+            raise ValueError(f"ViTConfig.named: unknown variant {_shown(name)}; {hint}")
         return cls(**{**fields, **_known(changes)})
 
 
@@ -258,6 +278,25 @@ def _refuse(message: str) -> None:
     raise ValueError(f"ViTConfig: {message}")
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _shown(value: object) -> str:
+    """A value for an error message; Python itself prints no integer of thousands of digits."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return f"a {type(value).__name__} with an integer of thousands of digits"
+
+
 def _known(changes: dict[str, object]) -> dict[str, object]:
     fields = [f.name for f in dataclasses.fields(ViTConfig)]
     for name in changes:
@@ -279,7 +318,7 @@ def _variant(name: str, patch: int) -> dict[str, object]:
 
 def _short_name(name: str) -> dict[str, object] | None:
     variant, _, patch = name.removeprefix("ViT-").partition("/")
-    if variant not in VARIANTS or not patch.isdigit() or int(patch) not in PATCHES:
+    if variant not in VARIANTS or patch not in map(str, PATCHES):
         return None
     return _variant(variant, int(patch))
 
