@@ -58,6 +58,7 @@ native-test: $(VENV)/installed ## the kernels without Python, under ASan and UBS
 	  -DVITKERN_NATIVE_TEST=ON -DVITKERN_WERROR=ON
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/native
 	build/native/native_test
+	build/native/native_launcher_test
 
 docs: $(VENV)/ready ## docs/ops.md from the operator table
 	$(PY) tools/gen_ops_docs.py $(ARGS)

@@ -12,6 +12,7 @@ import torch
 
 from vitkern import ViT
 from vitkern.__main__ import main
+from vitkern.cli import images
 from vitkern.weights import timm
 
 PIL = pytest.importorskip("PIL.Image", reason="classify reads images with Pillow")
@@ -51,12 +52,13 @@ WRONG_STATES = {
     "0-d head": ({"head.weight": torch.tensor(1.0)}, "head.weight has shape ()"),
     "1-d head": ({"head.weight": torch.zeros(192)}, "head.weight has shape (192,)"),
     "endless head": ({"head.weight": torch.zeros(2**40, 0)}, "head.weight has shape"),
+    "thin positions": ({"pos_embed": torch.zeros(1, 17, 0)}, "pos_embed has shape (1, 17, 0)"),
     "narrow head": ({"head.weight": torch.zeros(7, 5)}, "shape (7, 5), expected (7, 192)"),
     "0-d positions": ({"pos_embed": torch.tensor(1.0)}, "not timm's layout"),
     "1-d positions": ({"pos_embed": torch.zeros(5)}, "not timm's layout"),
     "no positions": ({"pos_embed": torch.zeros(1, 0, 192)}, "no plain ViT"),
     "one position": ({"pos_embed": torch.zeros(1, 1, 192)}, "no plain ViT"),
-    "endless positions": ({"pos_embed": torch.zeros(1, 2**40 + 1, 0)}, "pos_embed has shape"),
+    "endless positions": ({"pos_embed": torch.zeros(1, 2**40 + 1, 0)}, "must be at most 65536"),
     "2-d patches": ({"patch_embed.proj.weight": torch.zeros(192, 9)}, "not timm's layout"),
     "odd patches": ({"patch_embed.proj.weight": torch.zeros(192, 3, 9, 9)}, "patches of 9"),
     "a number as a key": ({3: torch.zeros(1)}, "key 3 is no name"),
@@ -252,3 +254,11 @@ def test_decompression_bombs_are_refused(capsys, good, tmp_path, size):
     status, _, err = run(capsys, path, "--weights", good)
     assert status == 1 and err.count("\n") == 1
     assert "too many" in err and "scale it down" in err
+
+
+def test_formats_that_start_other_programs_are_not_opened(tmp_path):
+    """Pillow hands EPS to Ghostscript."""
+    path = tmp_path / "picture.jpg"
+    PIL.new("RGB", (8, 8)).save(path, "EPS")
+    with pytest.raises(ValueError, match="not an image that Pillow can read"):
+        images.read(path)

@@ -69,7 +69,11 @@ def build(state: dict, name: str | None, path: pathlib.Path):
 
     variant, changes = recognise(state, path) if name is None else (name, {})
     changes["classes"] = timm.classes(state, str(path))
-    misfit = compare(state, ViT(variant, device="meta", **changes).state_dict())
+    try:
+        wanted = ViT(variant, device="meta", **changes).state_dict()
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    misfit = compare(state, wanted)
     if misfit:
         raise ValueError(
             f"{path} does not fit {variant}: {misfit}: name the right one with --model"

@@ -8,6 +8,9 @@ import warnings
 LARGEST_PIXELS = (
     100_000_000  # 300 MB as RGB; a larger file is more likely an attack or a map than a photograph
 )
+# Formats of photographs. Of Pillow's others some start another program (EPS), and all of them are
+# more for an attacker to try than for a user to send.
+FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "MPO", "TGA")
 CROP_SHARE = 0.875  # of the short side: 224 of 256, as ViT and DeiT are evaluated
 LONGEST_SHARE = 4  # times the short side; the centre crop never sees what lies beyond
 
@@ -30,12 +33,16 @@ def read(path: pathlib.Path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bombs, where the limit below is stricter, and of tags
         try:
-            with Image.open(path) as image:  # reads the header only
+            Image.init()
+            known = [name for name in FORMATS if name in Image.OPEN]
+            with Image.open(path, formats=known) as image:  # reads the header only
                 width, height = image.size
                 if 0 < width * height <= LARGEST_PIXELS:
                     return ImageOps.exif_transpose(image).convert("RGB")
         except UnidentifiedImageError as error:
-            raise ValueError(f"{path}: not an image that Pillow can read") from error
+            raise ValueError(
+                f"{path}: not an image that Pillow can read, or none of {', '.join(known)}"
+            ) from error
         except Image.DecompressionBombError as error:
             raise ValueError(f"{path}: far too many pixels: scale it down first") from error
         except Exception as error:  # a damaged file makes decoders raise anything
