@@ -16,7 +16,7 @@ CXX_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp')
 NATIVE_SOURCES = $(shell find csrc -type f) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-cpus bench ptx-check gpu-check lint format native-test docs clean
+.PHONY: help setup demo test test-full test-cpus bench fuzz soak ptx-check gpu-check lint format native-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,12 @@ bench: $(VENV)/ready ## all benchmarks and sweeps with eager PyTorch beside each
 	@echo "about 10 minutes on 2 cores; close everything else"
 	$(PY) -m pytest benchmarks --benchmark-only --scaling $(ARGS)
 	$(PY) -m benchmarks.report
+
+fuzz: $(VENV)/ready ## odd input to every surface, faults with their replay: ARGS="--minutes 10 --seed 7"
+	$(PY) -m tests.fuzz $(ARGS)
+
+soak: $(VENV)/ready ## threads, changing weights and sizes, every result checked, memory flat: ARGS="--minutes 5"
+	$(PY) -m tests.fuzz.soak $(ARGS)
 
 ptx-check: $(VENV)/ready ## all operators as Triton compiles them for sm_80, emulated: 20 minutes
 	$(PY) -m pytest -q -m ptx_full tests/test_gpu_ptx.py $(ARGS)
