@@ -7,3 +7,9 @@ A *kind* is a surface (kinds.py). Its generators turn a seeded random.Random int
 description and a function to call. worker.py calls it in a process of its own, runner.py watches
 that process, outcome.py says what came of it.
 """
+
+import pathlib
+import sys
+
+# tiny_models and fake_cuda: pytest finds them by itself, `python -m tests.fuzz` does not.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))

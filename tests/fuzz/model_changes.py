@@ -128,7 +128,7 @@ WRITES: dict[str, Callable[[nn.Parameter], object]] = {
     "its storage": _by_storage,
     "p.data =": _by_set,
     "swap_tensors": _by_swap,
-    "share_memory_, then p.data": lambda p: p.share_memory_() and p.data.mul_(-1.5),
+    "share_memory_, then p.data": lambda p: p.share_memory_().data.mul_(-1.5),
     "under inference_mode": lambda p: _in_inference(p),
     "foreach": lambda p: torch._foreach_mul_([p.data], -1.5),
     "out=": lambda p: torch.mul(p.data, -1.5, out=p.data),
