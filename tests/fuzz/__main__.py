@@ -27,7 +27,8 @@ def cases(text: str) -> range:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--kind", action="append", choices=(*KINDS, DELIBERATE))
+    names = [*KINDS, *itertools.chain.from_iterable(KINDS.values()), DELIBERATE]
+    parser.add_argument("--kind", action="append", choices=names, help="or one of its generators")
     parser.add_argument("--seed", type=int, default=0, help="of all cases (default 0)")
     parser.add_argument("--cases", type=int, help=f"how many of each kind (default {CASES})")
     parser.add_argument("--minutes", type=float, help="how long, instead of how many")

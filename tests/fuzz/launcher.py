@@ -162,7 +162,7 @@ def spoil_values(rng: random.Random, values: list) -> tuple[str, object]:
 
 
 def launches(rng: random.Random, scratch: pathlib.Path) -> Made:
-    spoilt, seed = rng.random() < 0.8, rng.randrange(2**31)
+    spoilt, seed = rng.random() < 0.6, rng.randrange(2**31)
     grid = rng.choice(GRIDS) if rng.random() < 0.3 else None
     stream = rng.choice((0, 0, 0, 0, -1, 2**64, None, "x"))
 

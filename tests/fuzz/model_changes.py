@@ -108,7 +108,19 @@ def _by_numpy(p: nn.Parameter) -> None:
     p.detach().numpy()[...] *= -1.5
 
 
+def _spare_torch(*parameters: torch.Tensor) -> None:
+    """torch itself dies when the memory of a zero tensor, which has none, is shared or written."""
+    if any(p._is_zerotensor() for p in parameters if type(p) is nn.Parameter):
+        raise ValueError("a zero tensor has no memory")
+
+
+def _by_sharing(p: nn.Parameter) -> None:
+    _spare_torch(p)
+    p.share_memory_().data.mul_(-1.5)
+
+
 def _by_storage(p: nn.Parameter) -> None:
+    _spare_torch(p)
     torch.tensor([], dtype=p.dtype).set_(p.untyped_storage()).mul_(-1.5)
 
 
@@ -128,7 +140,7 @@ WRITES: dict[str, Callable[[nn.Parameter], object]] = {
     "its storage": _by_storage,
     "p.data =": _by_set,
     "swap_tensors": _by_swap,
-    "share_memory_, then p.data": lambda p: p.share_memory_().data.mul_(-1.5),
+    "share_memory_, then p.data": _by_sharing,
     "under inference_mode": lambda p: _in_inference(p),
     "foreach": lambda p: torch._foreach_mul_([p.data], -1.5),
     "out=": lambda p: torch.mul(p.data, -1.5, out=p.data),
@@ -169,6 +181,7 @@ def optimise(rng: random.Random) -> Change:
 
     def change(model: ViT) -> None:
         c = model.config
+        _spare_torch(*model.parameters())
         for p in model.parameters():
             p.requires_grad_()
         size = (2, c.channels, c.grid[0] * c.patch_size, c.grid[1] * c.patch_size)
@@ -248,7 +261,7 @@ CONVERSIONS: dict[str, Callable[[ViT], object]] = {
     "repack": lambda model: model.repack(),
     "requires_grad_(False)": lambda model: model.requires_grad_(False),
     "apply": lambda model: model.apply(lambda module: module.train(False)),
-    "share_memory": lambda model: model.share_memory(),
+    "share_memory": lambda model: (_spare_torch(*model.parameters()), model.share_memory()),
     "zero blocks": lambda model: setattr(model, "blocks", nn.Sequential()),
     "a block less": lambda model: model.blocks.pop(0),
     "a block twice": lambda model: model.blocks.append(model.blocks[0]),
