@@ -78,8 +78,6 @@ class Worker:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "OMP_WAIT_POLICY": "passive",
-            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",  # as in conftest.py
             "MALLOC_PERTURB_": "165",  # freed memory is overwritten: a late use of it shows
         }
         self._stderr = tempfile.TemporaryFile()

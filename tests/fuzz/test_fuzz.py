@@ -1,7 +1,5 @@
 """The fuzzers find every kind of fault, and none in vitkern; `make fuzz` looks longer."""
 
-import functools
-
 import pytest
 
 pytest.importorskip("triton")  # the folders' and the launcher's cases
@@ -9,7 +7,7 @@ pytest.importorskip("PIL.Image")
 
 from . import deliberate
 from .__main__ import described
-from .kinds import DELIBERATE, KINDS
+from .kinds import DELIBERATE, KINDS, make
 from .outcome import FAULTS
 from .runner import Limits, run_cases
 
@@ -25,17 +23,16 @@ def test_odd_input_is_computed_or_refused(kind):
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(map(described, faults[:10]))
 
 
-@functools.cache
-def deliberate_results():
+def test_every_fault_is_seen_and_told():
     cases = range(len(deliberate.CASES))
-    return list(run_cases(DELIBERATE, SEED, cases, Limits(seconds=4)))
-
-
-@pytest.mark.parametrize("index", range(len(deliberate.CASES)), ids=lambda i: deliberate.NAMES[i])
-def test_every_fault_is_seen(index):
-    result = deliberate_results()[index]
-    assert result.outcome == deliberate.EXPECTED[deliberate.CASES[index]], result.detail
-    assert result.index == result.first == index and result.about == deliberate.NAMES[index]
+    results = list(run_cases(DELIBERATE, SEED, cases, Limits(seconds=4)))
+    got = {result.about: result.outcome for result in results}
+    assert got == {function.__name__: want for function, want in deliberate.EXPECTED.items()}
+    assert [(result.index, result.first) for result in results] == [(i, i) for i in cases]
+    crash = described(results[deliberate.NAMES.index("crash")])
+    assert "signal 11" in crash and "Segmentation fault" in crash
+    assert f"python -m tests.fuzz --kind deliberate --seed {SEED} --case 0" in crash
+    assert "in hang" in results[deliberate.NAMES.index("hang")].detail
 
 
 def test_a_crash_is_blamed_on_the_case_that_caused_it():
@@ -45,17 +42,8 @@ def test_a_crash_is_blamed_on_the_case_that_caused_it():
     assert last.outcome == "crash" and last.index == cases[-1] and last.first == cases[0]
 
 
-def test_a_report_tells_how_to_run_a_case_again():
-    result = deliberate_results()[deliberate.NAMES.index("crash")]
-    text = described(result)
-    assert "signal 11" in text and "Segmentation fault" in text
-    assert f"python -m tests.fuzz --kind deliberate --seed {SEED} --case {result.index}" in text
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_case_is_made_of_its_number_alone(kind, tmp_path):
-    from .kinds import make
-
     once, again = ([make(kind, SEED, i, tmp_path / str(i)).about for i in range(6)] for _ in "ab")
     other = [make(kind, SEED + 1, i, tmp_path / str(i)).about for i in range(6)]
     assert once == again != other
