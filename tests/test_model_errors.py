@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import picture, tiny
+from tiny_models import PATHS, picture, tiny
 from torch import nn
 
 import vitkern
@@ -286,3 +286,33 @@ def test_accelerate_refuses_what_it_would_change():
     model.blocks[0].attn.proj = nn.Sequential(model.blocks[0].attn.proj)
     with pytest.raises(ValueError, match=r"blocks\.0\.attn\.proj is a Sequential"):
         vitkern.accelerate(model)
+
+
+ODD_ROWS = {
+    "cls_token": {},
+    "reg_token": {"registers": 2},
+    "pos_embed": {},
+    "pos_embed_y": {"position": "learned_2d"},
+    "blocks.0.attn.relative_position_bias_table": {"position": "relative"},
+}
+
+
+@pytest.mark.parametrize("shape", [(), (32,), (1, 0, 32), (2, 3, 32)], ids=str)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ODD_ROWS)
+def test_tokens_and_positions_of_another_shape_are_refused(name, path, shape):
+    model = tiny(**ODD_ROWS[name])
+    image = picture(model)
+    owner, _, key = name.rpartition(".")
+    setattr(model.get_submodule(owner), key, nn.Parameter(torch.ones(shape)))
+    model.path = path
+    with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match="shape"):
+        model(image)
+
+
+def test_a_weight_that_is_none_is_refused_by_its_layer():
+    model = tiny()
+    image = picture(model)
+    model.patch_embed.proj.weight = None
+    with pytest.raises(TypeError, match="NoneType"):
+        model(image)

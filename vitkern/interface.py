@@ -45,10 +45,9 @@ class Interface(nn.Module):
     @property
     def patch_embed_weight(self) -> Tensor:
         """The parameter whose dtype and device are the model's."""
-        try:
-            return self.patch_embed.proj.weight
-        except AttributeError:  # a foreign patch embedding
-            return next(self.parameters())
+        proj = getattr(self.patch_embed, "proj", None)
+        weight = getattr(proj, "weight", None)
+        return weight if isinstance(weight, Tensor) else next(self.parameters())  # a foreign one
 
     @property
     def dtype(self) -> torch.dtype:

@@ -201,15 +201,18 @@ class ViT(Interface):
         """Prefix rows (T, D) with their positions added, and patch positions (N, D), for a grid."""
         c, grid = self.config, (grid_y, grid_x)
         T, like = c.prefix_tokens, self.patch_embed_weight
-        tokens = [t[0] for t in (self.cls_token, self.reg_token) if t is not None]
+        counts = {"cls_token": int(c.class_token), "reg_token": c.registers}
+        tokens = [self._rows(name, count) for name, count in counts.items() if count]
         prefix, position, ahead = torch.cat(tokens) if tokens else None, None, None
         if c.position == "learned":
-            rows = self.pos_embed[0]
+            rows = self._rows("pos_embed", c.patches + (T if c.position_covers_prefix else 0))
             if c.position_covers_prefix:
                 ahead, rows = rows[:T], rows[T:]
             position = positions.resize(rows, c.grid, grid)
         elif c.position == "learned_2d":
-            position = positions.rows_and_columns(self.pos_embed_y[0], self.pos_embed_x[0], grid)
+            down = self._rows("pos_embed_y", c.grid[0])
+            across = self._rows("pos_embed_x", c.grid[1])
+            position = positions.rows_and_columns(down, across, grid)
         elif c.position == "sincos_1d":
             covered = T if c.position_covers_prefix else 0
             rows = positions.sincos_1d(covered + grid_y * grid_x, c.width, like)
@@ -219,6 +222,17 @@ class ViT(Interface):
         if prefix is not None and ahead is not None:
             prefix = prefix + ahead
         return prefix, position
+
+    def _rows(self, name: str, count: int) -> Tensor:
+        """A parameter (1, count, D) as rows; a ValueError where it was replaced by another."""
+        value, wanted = getattr(self, name), (1, count, self.config.width)
+        if value is None or value.shape != wanted:
+            found = "None" if value is None else f"of shape {tuple(value.shape)}"
+            raise ValueError(
+                f"ViT: {name} is {found}, the configuration makes {wanted}; set_input_size changes"
+                f" the image size, and with it the positions"
+            )
+        return value[0]
 
     def attention_bias(self, block: int, grid_y: int, grid_x: int) -> Tensor | None:
         """What a block adds to its scores: (H, S, S), or None without relative positions."""

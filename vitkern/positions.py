@@ -77,6 +77,12 @@ def relative_index(grid: Grid, prefix: int, device: torch.device) -> Tensor:
 
 def relative_bias(table: Tensor, old: Grid, new: Grid, prefix: int) -> Tensor:
     """The bias of the scores, (H, S, S), from a table (entries, H) made for the grid `old`."""
+    entries = relative_entries(old, prefix)
+    if table.ndim != 2 or table.shape[0] != entries:
+        raise ValueError(
+            f"ViT: a table of relative positions has shape {tuple(table.shape)}, the configuration"
+            f" makes ({entries}, heads)"
+        )
     table = resize_relative(table, old, new, prefix)
     index = relative_index(new, prefix, table.device)
     return table[index].permute(2, 0, 1).contiguous()

@@ -26,12 +26,12 @@ Leaf cpuid(unsigned leaf, unsigned subleaf) {
   return r;
 }
 
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {  // a build may leave instruction sets out
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 bool has_avx512_bf16() { return cpuid(7, 1).a >> 5 & 1; }
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
 }

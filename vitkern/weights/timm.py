@@ -307,9 +307,11 @@ def unwrapped(state: Mapping[Any, Any], where: str) -> dict[str, Tensor]:
             raise ValueError(f"{where}: its key {name!r:.80} is no name of a parameter")
         if not isinstance(value, Tensor):
             raise ValueError(f"{where}: {name!r} is no tensor: this is not a state dict of a model")
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        plain = not (value.is_nested or value.is_quantized or value.is_meta)
+        if not plain or value.layout is not torch.strided:
             raise ValueError(
-                f"{where}: {name!r} is a sparse, quantized or empty tensor: save it as a plain one"
+                f"{where}: {name!r} is a sparse, nested, quantized or empty tensor: save it as a"
+                f" plain one"
             )
     if state and all(name.startswith("module.") for name in state):  # DataParallel's prefix
         return {name.removeprefix("module."): value for name, value in state.items()}
