@@ -117,6 +117,7 @@ def test_demo_checks_times_and_draws(capsys, tmp_path):
     status, out, err = run(capsys, "demo", *tiny, "--out", picture)
     assert status == 0, out + err
     assert "Ti/16" in out and "speed-up" in out and "ok" in out
+    assert out.count(" engine ") == 2, "the demo shows what users get"
     assert str(picture) in out
     assert picture.read_text().startswith("<?xml")
 

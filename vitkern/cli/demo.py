@@ -85,9 +85,12 @@ def run(given: argparse.Namespace) -> int:
     share = given.seconds / (len(given.models) * len(given.batches))
     steps = [(name, batch) for name in given.models for batch in (None, *given.batches)]
     for name, batch in progress(steps):
+        if batch is None:
+            models = build(
+                name, given.image_size
+            )  # parameters made in inference mode run no engine
         with torch.inference_mode():
             if batch is None:
-                models = build(name, given.image_size)
                 found, an_image = check(name, models, given.image_size)
                 verdicts += found
             else:
