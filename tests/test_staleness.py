@@ -7,7 +7,7 @@ import torch
 from tiny_models import picture, tiny
 from torch import nn
 
-from vitkern import _C, snapshot
+from vitkern import _C, paths, snapshot
 
 
 def assert_follows(change, **options):
@@ -175,3 +175,18 @@ def test_a_fingerprint_refuses_what_it_cannot_read():
             _C.Fingerprint([bad])
     with pytest.raises(TypeError, match="without __init__"):
         _C.Fingerprint.__new__(_C.Fingerprint).matches()
+
+
+def test_an_engine_that_another_thread_left_behind_is_looked_at():
+    """It was packing the old weights while this thread's forward found that there is no engine."""
+    model = tiny()
+    image = picture(model)
+    with torch.inference_mode():
+        model(image)
+        left = model._engines["fp32"]
+        with torch.inference_mode(False), torch.no_grad():
+            model.head.weight.add_(1)
+        assert paths.choose(model, image, "logits")[0] == "engine" and not model._engines
+        model._engines["fp32"] = left
+        assert model._engine() is not left
+        assert model._engine() is model._engines["fp32"]

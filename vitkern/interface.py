@@ -266,7 +266,9 @@ class Interface(nn.Module):
         return None
 
     def _engine(self) -> Any:
-        """The packed engine of the current precision; paths.choose has dropped a stale one."""
+        """The packed engine of the current precision, of the weights as they are."""
+        from .snapshot import current, just_seen
+
         if self.device.type == "cuda":
             from .gpu_engine import GpuEngine as Engine
         else:
@@ -274,6 +276,8 @@ class Interface(nn.Module):
         precision = paths.precision_of(self)
         with _PACKING:
             engine = self._engines.get(precision)
+            if engine is not None and not just_seen(engine):  # paths.choose looked at another
+                engine = current(self, precision)
             if engine is None:
                 engine = self._engines[precision] = Engine(self, precision)
         return engine

@@ -9,6 +9,8 @@ weights would wait for the device. Call `model.repack()` after the others.
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -80,14 +82,27 @@ class Snapshot:
         )
 
 
+_seen = threading.local()  # .engine: a weak reference to the last one this thread found current
+
+
 def current(model: ViT, precision: str) -> Snapshot | None:
     """The model's engine for a precision; None when there is none, a stale one is dropped."""
     engine = model._engines.get(precision)
     if engine is None or not engine.stale():
+        _seen.engine = weakref.ref(engine) if engine else None
         return engine
     if model._engines.get(precision) is engine:  # no other thread has packed it again meanwhile
         model._engines.pop(precision, None)
     return None
+
+
+def just_seen(engine: Snapshot) -> bool:
+    """Whether this thread's `current` gave this engine, so that a forward asks only once.
+
+    Another thread may have put another engine in its place since: one of weights that are gone.
+    """
+    seen = getattr(_seen, "engine", None)
+    return seen is not None and seen() is engine
 
 
 def unpackable(model: ViT, device: str, dtypes: tuple[torch.dtype, ...]) -> str:
