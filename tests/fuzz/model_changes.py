@@ -58,7 +58,7 @@ RESHAPED: dict[str, Callable] = {
     "on meta": lambda p: p.to("meta"),
     "strided": lambda p: torch.stack([p, p], -1)[..., 0],
     "NaN": lambda p: p * float("nan"),
-    "huge": lambda p: p * 1e30,
+    "large": lambda p: p * 1e3,
     "sparse": lambda p: p.to_sparse(),
     "an inference tensor": lambda p: _inference(p),
 }  # fmt: skip

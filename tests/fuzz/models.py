@@ -17,10 +17,10 @@ from tiny_models import OPTIONS, tiny
 from torch import Tensor
 
 import vitkern
-from vitkern import ViT
+from vitkern import ViT, paths
 
 from . import images, model_changes, odd
-from .outcome import OK, REFUSED, Case, Wrong, check_close, judge
+from .outcome import OK, REFUSED, TOLERANCE, Case, Wrong, check_close, judge
 
 PACKAGE = str(pathlib.Path(vitkern.__file__).parent)
 PRECISIONS = (None, None, None, "fp32", "tf32", "bf16")
@@ -98,8 +98,14 @@ def check(model: ViT, picture: Callable[[ViT], Tensor], gradients: bool) -> str:
             text = f"{type(truth).__name__}: {truth}"
             raise Wrong(f"{name} gives {describe(got)} where the modules refuse: {text[:300]}")
         if truth is not None:
-            check_close(got, *truth, name)
+            check_close(got, *truth, name, coarsest(model))
     return outcome
+
+
+def coarsest(model: ViT) -> torch.dtype:
+    """The narrowest dtype that a forward may round to on its way."""
+    kinds = {p.dtype for p in model.parameters()} | {paths.PRECISIONS.get(model.precision)}
+    return max(kinds & TOLERANCE.keys(), key=TOLERANCE.get, default=torch.float32)
 
 
 def describe(got: object) -> str:

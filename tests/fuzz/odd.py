@@ -59,7 +59,9 @@ class Odd:
         return f"<{' '.join(words)}>"
 
     def make(self) -> Tensor:
-        t = _laid_out(self._filled(), self.layout)
+        t = self._filled()
+        if t.numel() <= 2**24:  # torch takes minutes to make others sparse
+            t = _laid_out(t, self.layout)
         if self.device != "cpu":
             t = t.to(self.device)
         if self.grad and t.is_floating_point() and not t.is_inference():

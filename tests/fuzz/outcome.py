@@ -68,10 +68,13 @@ def refused(call: Callable[[], object]) -> bool:
     return False
 
 
-def check_close(got: Tensor, torchs: Tensor, truth: Tensor, what: str) -> None:
+def check_close(
+    got: Tensor, torchs: Tensor, truth: Tensor, what: str, dtype: torch.dtype | None = None
+) -> None:
     """Raise Wrong unless `got` is as near to the truth as a few times torch's own result is.
 
-    torchs: the definition in the dtypes of the call; truth: the same in float64. Finite or not is
+    torchs: the definition in the dtypes of the call; truth: the same in float64; dtype: what was
+    computed in, where it is narrower than the result's. Finite or not is
     decided where both agree: numbers between them overflow one and not the other. This finds wrong
     numbers; the sharp bounds on rounding are those of tests/test_ops.py.
     """
@@ -84,7 +87,7 @@ def check_close(got: Tensor, torchs: Tensor, truth: Tensor, what: str) -> None:
         raise Wrong(f"{what}: on {got.device}, the reference's on {torchs.device}")
     if got.device.type == "meta" or not got.numel():
         return
-    tolerance = TOLERANCE[got.dtype]
+    tolerance = max(TOLERANCE.get(kind, 0.3) for kind in (got.dtype, dtype or got.dtype))
     got, torchs, truth = (t.detach().resolve_neg().double() for t in (got, torchs, truth))
     finite = torchs.isfinite() & truth.isfinite()
     bad = finite & ~got.isfinite()

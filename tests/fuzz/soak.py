@@ -129,7 +129,7 @@ def live(rng: random.Random) -> None:
         if isinstance(truth, Exception):
             raise truth
         try:
-            check_close(got, *truth, "logits")
+            check_close(got, *truth, "logits", models.coarsest(model))
         except Wrong as error:
             raise Wrong(f"after {name}: {error}") from None
 
