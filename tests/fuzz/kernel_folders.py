@@ -213,7 +213,7 @@ def other_list(rng: random.Random, kernels: pathlib.Path) -> None:
 def without_field(rng: random.Random, kernels: pathlib.Path) -> None:
     manifest = read(kernels)
     row = rng.choice(manifest["kernels"])
-    row.pop(rng.choice(list(row)), None)
+    row.pop(rng.choice(list(row) or ["id"]), None)
     write(kernels, manifest)
 
 

@@ -26,6 +26,7 @@ GRIDS = (
     (0, 1, 1), (-1, 1, 1), (1, 65536, 1), (2**31, 1, 1), (2**63 - 1, 1, 1), (2**64, 1, 1), (1, 1),
     (), (1, 1, 1, 1), (1.5, 1, 1), None, "abc", (None, 1, 1), (2**31 - 1, 65535, 65536),
 )  # fmt: skip
+POINTERS = 3  # of the sample's values, which come first
 NAMES = ("", "nonesuch", "affine\0", "a" * 10000, "affine ", "\u00e9", None, 3, b"affine")
 ARCHS = ("", "sm_", "sm_90", "sm_8", "sm_80a", "sm_99999999999999999999", "gfx942", "sm_-80", None)
 PARAMETERS = (
@@ -154,8 +155,10 @@ def spoil_values(rng: random.Random, values: list) -> tuple[str, object]:
     if chance < 0.4:
         other = rng.choice((None, 3, "abcdefgh", {}, iter(values), {*values[-2:]}, b"12345678"))
         return f"{other!r:.30} for all values", other
-    wrong = rng.choice((None, "x", 1j, b"", [], 2**63, 2**64, -(2**63) - 1, 10**30, 8, 12, -16,
-                        _C.Slot(0), _C.Slot(-1), _C.Slot(2**62), object()))  # fmt: skip
+    wrong = rng.choice((None, "x", 1j, b"", [], 2**63, 2**64, -(2**63) - 1, 10**30, _C.Slot(0),
+                        _C.Slot(-1), _C.Slot(2**62), object()))  # fmt: skip
+    if i < POINTERS:
+        wrong = rng.choice((wrong, 8, 12, -16, values[i] + 4))
     kind = float if isinstance(values[i], int) else int
     wrong = rng.choice((wrong, wrong, kind(1), float("nan") if kind is float else True))
     return f"{wrong!r:.30} for value {i}", [*values[:i], wrong, *values[i + 1 :]]

@@ -77,7 +77,7 @@ def run(isa: str, config: dict, calls: list[Call]) -> str:
             outcome = REFUSED
     whole = [y for y in results if isinstance(y, Tensor)]
     for a, b in itertools.pairwise(whole):  # the same input: whatever happened in between
-        if a.shape == b.shape and not torch.equal(a, b):
+        if a.shape == b.shape and not torch.equal(a.nan_to_num(1e30), b.nan_to_num(1e30)):
             raise Wrong("two forwards of the same image differ: its weights changed in between")
     return outcome
 
