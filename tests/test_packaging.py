@@ -62,6 +62,7 @@ def python(tree) -> pathlib.Path:
 IMPORT = "import vitkern._C as c, vitkern; print(c.__file__); print(vitkern.__version__)"
 
 
+@pytest.mark.full
 def test_isolated_install_builds_the_extension(tree, python):
     install(python, ".", cwd=tree)
     imported = run(python, "-c", IMPORT, cwd=tree.parent)

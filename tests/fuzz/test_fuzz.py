@@ -13,7 +13,7 @@ from .runner import Limits, run_cases
 
 SEED = 20
 # A quarter of a minute for each kind on one slow core; native cases start the stand-in driver.
-CASES = {"api": 330, "native": 300, "files": 300, "folders": 400}
+CASES = {"api": 260, "native": 200, "files": 100, "folders": 300}
 
 
 @pytest.mark.parametrize("kind", KINDS)

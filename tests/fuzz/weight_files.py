@@ -136,7 +136,7 @@ def reshaped(rng: random.Random, state: object) -> object:
     if isinstance(state, dict) and state:
         name = some_name(rng, state)
         t = state[name]
-        if isinstance(t, Tensor):
+        if isinstance(t, Tensor) and t.numel() < 2**24:  # an expanded one has no end
             ways: list[Callable[[], Tensor]] = [
                 lambda: torch.tensor(1.0), lambda: t.reshape(-1), lambda: t[None], lambda: t[:0],
                 lambda: t[..., None], lambda: t.sum(), lambda: torch.zeros(0),
