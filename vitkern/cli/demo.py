@@ -62,8 +62,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=30,
-        help="for timing in all; slow models take longer (default 30)",
+        default=20,
+        help="for timing in all; slow models take longer (default 20)",
     )
 
 
