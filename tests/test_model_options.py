@@ -3,7 +3,7 @@
 import plain_vit
 import pytest
 import torch
-from fixed_order.torch_mode import FixedOrder
+from fixed_order.torch_mode import FixedOrder, fixed_backwards
 from tiny_models import OPTIONS, PATHS, check_error, force, picture, state_of, tiny
 
 from vitkern import ops
@@ -87,7 +87,8 @@ def test_gradients_keep_the_error_rule_in_float32(option):
     model.path = "fused"
     image = picture(model)
     probe = torch.randn(model(image).shape, generator=torch.Generator().manual_seed(3))
-    (model(image) * probe).sum().backward()
+    with fixed_backwards():
+        (model(image) * probe).sum().backward()
 
     def plain(dtype):
         state = {n: p.detach().to(dtype).requires_grad_() for n, p in model.named_parameters()}

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vitkern.registry import REGISTRY
+
 from . import matmul
 
 aten = torch.ops.aten
@@ -265,3 +267,25 @@ def _gelu(x, *, approximate="none"):
 def _gelu_backward(grad, x, *, approximate="none"):
     wide = aten.gelu_backward(grad.double(), x.double(), approximate=approximate)
     return wide.to(x.dtype)
+
+
+@contextlib.contextmanager
+def fixed_backwards():
+    """The operators' backwards on the CPU, which are plain PyTorch, in a fixed order too."""
+    operators = {id(spec.op): spec.op for spec in REGISTRY.values()}.values()
+    own = [(op, op.backward) for op in operators]
+
+    def fixed(backward: Callable) -> Callable:
+        def call(*args):
+            with FixedOrder():
+                return backward(*args)
+
+        return call
+
+    for op, backward in own:
+        object.__setattr__(op, "backward", fixed(backward))  # a frozen record
+    try:
+        yield
+    finally:
+        for op, backward in own:
+            object.__setattr__(op, "backward", backward)
