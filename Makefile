@@ -11,7 +11,8 @@ ARGS ?=
 # All paths are relative, so that a clone in a folder with spaces works.
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check
+# Python compiles a module when it is first imported: pip would compile all of torch, for half a minute.
+INSTALL := $(PY) -m pip --disable-pip-version-check install -qq --no-compile
 CXX_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp')
 NATIVE_SOURCES = $(shell find csrc -type f) CMakeLists.txt
 
@@ -88,19 +89,19 @@ $(PY):
 
 $(VENV)/tools: requirements-build.txt | $(PY)
 	@echo "installing the build tools into $(VENV)"
-	@$(PIP) install -qq -r requirements-build.txt
+	@$(INSTALL) -r requirements-build.txt
 	@touch $@
 
 # The pinned torch comes first and alone in its step: what follows finds its range satisfied.
 $(VENV)/torch: requirements-torch.txt | $(VENV)/tools
 	@echo "installing PyTorch (a minute, once)"
-	@$(PIP) install -qq -r requirements-torch.txt
+	@$(INSTALL) -r requirements-torch.txt
 	@touch $@
 
 $(VENV)/installed: requirements-dev.txt requirements-peers.txt $(VENV)/torch
 	@echo "installing the development tools"
-	@$(PIP) install -qq -r requirements-dev.txt
-	@$(if $(PEERS),$(PIP) install -qq --no-deps -r requirements-peers.txt)
+	@$(INSTALL) -r requirements-dev.txt
+	@$(if $(PEERS),$(INSTALL) --no-deps -r requirements-peers.txt)
 	@touch $@
 
 ALL_ISAS := -DVITKERN_WERROR=ON -DVITKERN_ISAS= $(CMAKE_ARGS)
@@ -118,5 +119,5 @@ $(VENV)/built-here: $(VENV)/tools $(NATIVE_SOURCES) setup.py
 	@touch $@
 
 $(VENV)/ready: $(VENV)/installed pyproject.toml setup.py | $(VENV)/built
-	@$(PIP) install -qq --no-build-isolation -e ".[dev]"
+	@$(INSTALL) --no-build-isolation -e ".[dev]"
 	@touch $@

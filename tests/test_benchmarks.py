@@ -4,10 +4,12 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import conftest, machine, models, pictures, report, roofline, rows, sweeps, tables
+from benchmarks import test_models as model_suite
 from benchmarks import test_scaling as scaling_suite
 from vitkern import ViT, ViTConfig
 from vitkern.cli.timing import Spread, Turns
@@ -23,7 +25,7 @@ def published() -> list[str | None]:
 def bench(path: pathlib.Path, *arguments: str) -> list[dict]:
     """Rows of a real run over a small part of the suite."""
     before = published()
-    command = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "--quick", "-q"]
+    command = [sys.executable, "-m", "pytest", "--benchmark-only", "--quick", "-q"]
     command += [*arguments, "-p", "no:cacheprovider", "--results", str(path)]
     # pytest-benchmark times nothing in a worker of pytest-xdist: the run is not to know of one
     own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}
@@ -36,13 +38,14 @@ def bench(path: pathlib.Path, *arguments: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> list[dict]:
-    return bench(tmp_path_factory.mktemp("results") / "rows.jsonl", "-k", "layernorm")
+    path = tmp_path_factory.mktemp("results") / "rows.jsonl"
+    return bench(path, "benchmarks/test_operators.py", "-k", "layernorm")
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory) -> list[dict]:
     path = tmp_path_factory.mktemp("results") / "rows.jsonl"
-    return bench(path, "--scaling", "-k", "scaling or memory")
+    return bench(path, "benchmarks", "--scaling", "-k", "scaling or memory")
 
 
 def test_rows_hold_what_a_claim_needs(measured):
@@ -105,10 +108,9 @@ def test_missing_markers_are_a_clear_error(tmp_path):
 
 
 def test_contradicting_lengths_are_refused():
-    command = [sys.executable, "-m", "pytest", "benchmarks", "--quick", "--full", "--collect-only"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode != 0
-    assert "contradict" in run.stdout + run.stderr
+    config = SimpleNamespace(getoption={"--quick": True, "--full": True}.__getitem__)
+    with pytest.raises(pytest.UsageError, match="contradict"):
+        conftest.pytest_configure(config)
 
 
 # ---- Scaling, memory, roofline ----
@@ -207,11 +209,18 @@ def test_a_part_of_a_suite_is_not_published():
     assert list(conftest.destinations(part)) == [rows.PARTIAL]
 
 
-def test_sweeps_run_only_when_asked():
-    command = [sys.executable, "-m", "pytest", "benchmarks", "--collect-only", "-q"]
-    for more, there in (((), False), (("--scaling",), True)):
-        run = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
-        assert ("test_scaling[" in run.stdout) is there, run.stdout[-2000:]
+@pytest.mark.parametrize("asked", (False, True))
+def test_sweeps_run_only_when_asked(asked):
+    items = [SimpleNamespace(module=suite) for suite in (model_suite, scaling_suite)]
+    left_out = []
+    config = SimpleNamespace(
+        getoption={"--scaling": asked}.__getitem__,
+        hook=SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items)),
+    )
+    conftest.pytest_collection_modifyitems(config, items)
+    kinds = [item.module.KIND for item in items]
+    assert kinds == (["model", "scaling"] if asked else ["model"])
+    assert [item.module.KIND for item in left_out] == ([] if asked else ["scaling"])
 
 
 def test_a_retired_provider_takes_no_more_turns():
