@@ -1,18 +1,14 @@
 """Launches and bytes of the GPU engine: the counts in docs/gpu.md are those of the present code."""
 
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
+from tools import gpu_traffic
 from vitkern.gpu import layernorm, traffic
 from vitkern.gpu.launch import Recorder, executing
-
-ROOT = pathlib.Path(__file__).parents[1]
 
 
 def test_each_tensor_of_a_launch_counts_once():
@@ -28,11 +24,12 @@ def test_repeated_rows_are_read_once():
     assert traffic.touched(torch.empty(0, 7)) == 0
 
 
-def test_the_page_has_the_present_counts():
-    tool = [sys.executable, str(ROOT / "tools" / "gpu_traffic.py"), "--check"]
-    run = subprocess.run(tool, capture_output=True, text=True)
-    assert run.returncode == 0, f"run tools/gpu_traffic.py\n{run.stdout}{run.stderr}"
-    rows = re.findall(r"\| (.+?) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|", run.stdout)
+def test_the_page_has_the_present_counts(capsys):
+    status = gpu_traffic.main(["--check"])
+    said = capsys.readouterr().out
+    assert status == 0, f"run tools/gpu_traffic.py\n{said}"
+    rows = re.findall(r"\| (.+?) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|", said)
+    assert rows
     for name, ours, eager, moved, eager_moved in rows:
         if name.startswith("forward"):
             assert int(ours) <= 87 and int(ours) < int(eager)

@@ -167,10 +167,10 @@ def tables() -> str:
     return text
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    check = parser.parse_args().check
+    check = parser.parse_args(arguments).check
     text = PAGE.read_text()
     inside = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.S)
     if not inside.search(text):
