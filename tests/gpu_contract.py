@@ -26,7 +26,8 @@ DTYPES = {
 # 21 to 22 bits of a number, so that fp32 gets a little more room than a product of whole numbers.
 EPS = {"fp32": 2**-21, "tf32": 2**-10, "fp16": 2**-10, "bf16": 2**-7}
 ROOM = {"fp32": 1.5, "tf32": 1.0, "fp16": 1.0, "bf16": 1.0}
-LONG = 500  # tokens: a case of seconds in the interpreter
+LONG = 500  # tokens: a case of many seconds in the interpreter
+REAL = 190  # tokens: a case of seconds
 FEW = 50  # numbers: too few for torch's own error on them to be more than luck
 
 
@@ -141,12 +142,14 @@ def check_both(spec, inputs, numerics="fp32", executor=None):
 def every_case(specs) -> list:
     """(spec, axes, numerics) as pytest parameters with readable ids.
 
-    Of the longest sequence one dtype is enough for every day: it adds tiles, not roundings.
+    Of long sequences one or two dtypes are enough for every day: they add tiles, not roundings.
     """
 
     def case(spec, axes, numerics):
         name = f"{spec.name}-{'x'.join(map(str, axes.values()))}-{numerics}"
-        long = axes.get("S", 0) > LONG and numerics != "bf16"
+        tokens = axes.get("S", axes.get("M", 0))
+        daily = ("bf16",) if tokens > LONG else ("bf16", "fp32") if tokens > REAL else DTYPES
+        long = numerics not in daily
         return pytest.param(spec, axes, numerics, id=name, marks=[pytest.mark.full] if long else [])
 
     return [case(*c) for s in specs for c in itertools.product([s], s.cases, DTYPES)]

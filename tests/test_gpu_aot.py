@@ -164,6 +164,7 @@ def test_a_kernel_that_fails_does_not_stop_the_others(capsys, monkeypatch, tmp_p
     assert [entry["kernel"] for entry in aot_folder.read(tmp_path)] == ["scaled"]
 
 
+@pytest.mark.full
 def test_workers_survive_a_compiler_that_dies(tmp_path, monkeypatch):
     """Two processes; the module of one kernel ends its process, as a crash inside LLVM would."""
     (tmp_path / "dying_kernel.py").write_text("import os\nos._exit(1)\n")

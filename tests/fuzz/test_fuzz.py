@@ -23,6 +23,7 @@ def test_odd_input_is_computed_or_refused(kind):
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(map(described, faults[:10]))
 
 
+@pytest.mark.full
 def test_every_fault_is_seen_and_told():
     cases = range(len(deliberate.CASES))
     results = list(run_cases(DELIBERATE, SEED, cases, Limits(seconds=2)))
