@@ -48,7 +48,7 @@ soak: $(VENV)/ready ## threads, changing weights and sizes, every result checked
 	$(PY) -m tests.fuzz.soak $(ARGS)
 
 ptx-check: $(VENV)/ready ## all operators as Triton compiles them for sm_80, emulated: 20 minutes
-	$(PY) -m pytest -q -m ptx_full tests/test_gpu_ptx.py $(ARGS)
+	$(PY) -m pytest -q -m ptx_full tests/gpu/test_ptx.py $(ARGS)
 
 lint: $(VENV)/installed ## ruff and clang-format, changing nothing
 	$(PY) -m ruff check .

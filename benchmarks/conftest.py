@@ -19,8 +19,8 @@ from benchmarks.gpu.cases import cases as gpu_cases
 from benchmarks.gpu.publish import destination, publish
 from vitkern import cpu
 from vitkern.cli.bench import GPU_OPTIONS
-from vitkern.cli.machine import describe, let_torch_run_bf16
-from vitkern.cli.timing import LONG_CALL_S, Turns
+from vitkern.measure.machine import describe, let_torch_run_bf16
+from vitkern.measure.timing import LONG_CALL_S, Turns
 
 BUSY = 0.5  # load average before the run above which its numbers deserve a warning
 # Seconds for all rows of a kind together, by mode. A row gets its share; the few turns that every

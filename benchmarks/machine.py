@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 
 from vitkern import cpu
-from vitkern.cli.machine import describe, let_torch_run_bf16
-from vitkern.paths import PRECISIONS
+from vitkern.dispatch import PRECISIONS
+from vitkern.measure.machine import describe, let_torch_run_bf16
 
 MATMUL_SIZES = (512, 1024, 1536)  # 1 to 9 MB an operand in fp32: past L2, a tenth of a second each
 L2_BYTES = 1 << 20  # for each thread; half of today's smaller L2 caches of servers

@@ -16,8 +16,8 @@ import torch
 
 from benchmarks import models
 from vitkern import ViT, ViTConfig
-from vitkern.cli.machine import let_torch_run_bf16
-from vitkern.paths import PRECISIONS
+from vitkern.dispatch import PRECISIONS
+from vitkern.measure.machine import let_torch_run_bf16
 
 STATUS = pathlib.Path("/proc/self/status")
 CLEAR = pathlib.Path("/proc/self/clear_refs")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkern import ViT
-from vitkern.paths import PRECISIONS
+from vitkern.dispatch import PRECISIONS
 
 
 def contestants(model: ViT, precision: str) -> dict[str, nn.Module]:

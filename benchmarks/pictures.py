@@ -8,7 +8,7 @@ from benchmarks import roofline, sweeps
 from benchmarks.gpu import tables as gpu
 from benchmarks.rows import shape_text
 from benchmarks.tables import fastest_eager, groups, stamp
-from vitkern.cli import chart
+from vitkern.measure import charts
 
 
 def draw(rows: list[dict], folder: pathlib.Path) -> list[pathlib.Path]:
@@ -22,7 +22,7 @@ def draw(rows: list[dict], folder: pathlib.Path) -> list[pathlib.Path]:
         bars = [(label(key), ratios(group)) for key, group in found.items()]
         if bars:
             path = folder / f"speedup_{kind}s.svg"
-            drawn.append(chart.speedup_bars(bars, path, title, stamp(rows)))
+            drawn.append(charts.speedup_bars(bars, path, title, stamp(rows)))
     if roofline.limits_of(rows) and any(row["kind"] == "op" for row in rows):
         drawn.append(roofline.draw(rows, folder / "roofline.svg"))
     return drawn + sweeps.draw(rows, folder)

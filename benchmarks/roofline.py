@@ -8,7 +8,7 @@ import pathlib
 from benchmarks import labels
 from benchmarks.rows import precision, shape_text
 from benchmarks.tables import fastest_eager, groups, stamp
-from vitkern.cli import chart
+from vitkern.measure import charts
 
 MARKERS = "osD^vP"  # one per operator, in the table's order; models are stars
 
@@ -85,7 +85,7 @@ def words(rows: list[dict], limits: dict) -> str:
 def draw(rows: list[dict], path: pathlib.Path) -> pathlib.Path:
     """GFLOPS over flops per byte, a panel for each precision, under that precision's roofs."""
     limits = limits_of(rows)
-    plt = chart.pyplot()
+    plt = charts.pyplot()
     ops, models = groups(rows, "op"), groups(rows, "model")
     names = list(dict.fromkeys(operator(name) for name, _, _ in ops))
     shown = list(dict.fromkeys(how for _, _, how in (*ops, *models)))
@@ -105,12 +105,12 @@ def draw(rows: list[dict], path: pathlib.Path) -> pathlib.Path:
     axes[0][0].legend(
         handles=handles(names), fontsize=7.5, frameon=False, loc="lower right", ncols=2
     )
-    chart.arrange(figure)  # labels are placed in the final layout
+    charts.arrange(figure)  # labels are placed in the final layout
     for axis, how in zip(axes[0], shown, strict=True):
         draw_roofs(axis, limits, how, (left, right, bottom))
         draw_points(axis, how, names, ops, models)
     title = "Operators and models under the machine's measured limits"
-    return chart.save(figure, path, title, stamp(rows), arranged=True)
+    return charts.save(figure, path, title, stamp(rows), arranged=True)
 
 
 def handles(names: list[str]) -> list:
@@ -122,7 +122,7 @@ def handles(names: list[str]) -> list:
 
     marks = [mark(MARKERS[i % len(MARKERS)], "#444444", n) for i, n in enumerate(names)]
     marks.append(mark("*", "#444444", "whole model"))
-    return marks + [mark("s", chart.COLOURS[p], chart.NAMES[p]) for p in ("torch", "native")]
+    return marks + [mark("s", charts.COLOURS[p], charts.NAMES[p]) for p in ("torch", "native")]
 
 
 def draw_roofs(axis, limits: dict, how: str, frame: tuple) -> None:
@@ -160,13 +160,13 @@ def draw_points(axis, how: str, names: list[str], ops: dict, models: dict) -> No
             x, y = row["flops"] / row["bytes"], row["gflops"]
             size = (5 if large else 2.5) * (1.6 if is_model else 1)
             axis.plot(
-                x, y, marker, color=chart.COLOURS[provider], markersize=size,
+                x, y, marker, color=charts.COLOURS[provider], markersize=size,
                 alpha=0.9 if large else 0.35, markeredgewidth=0,
                 zorder=3 if provider == "native" else 2,
             )  # fmt: skip
             if large and provider == "native":
                 batch = f" B{dict(key[1])['B']}" if is_model else ""
-                texts.append((x, y, key[0] + batch, chart.COLOURS["native"]))
+                texts.append((x, y, key[0] + batch, charts.COLOURS["native"]))
     labels.near_points(axis, texts)
 
 

@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 from collections.abc import Iterable, Mapping
 
-from vitkern.cli.timing import Spread
+from vitkern.measure.timing import Spread
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = pathlib.Path(__file__).parent / "results"

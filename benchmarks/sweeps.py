@@ -7,7 +7,7 @@ import pathlib
 from benchmarks import labels
 from benchmarks.rows import precision
 from benchmarks.tables import fastest_eager, groups, stamp
-from vitkern.cli import chart
+from vitkern.measure import charts
 
 LINES = {"fp32": "-", "tf32": "-.", "bf16": "--"}
 TEXT = {"torch": "#5a5a5a"}  # its lines' grey is too light to read
@@ -100,9 +100,9 @@ def draw_curves(axis, lines: dict[tuple, list], along: str, height) -> list[tupl
     ends = []
     for (provider, how), line in lines.items():
         xs, ys = [row["axes"][along] for row in line], [height(row) for row in line]
-        colour = chart.COLOURS[provider]
+        colour = charts.COLOURS[provider]
         axis.plot(xs, ys, LINES.get(how, ":"), color=colour, marker="o", markersize=4, lw=1.6)
-        who = "PyTorch" if provider == "torch" else chart.NAMES[provider]
+        who = "PyTorch" if provider == "torch" else charts.NAMES[provider]
         ends.append((xs[-1], ys[-1], f"{who} {how}", TEXT.get(provider, colour)))
     ticks = sorted({row["axes"][along] for line in lines.values() for row in line})
     axis.set_xscale("log", base=2)
@@ -126,7 +126,7 @@ def panels(count: int, wide: float = 2.9, high: float = 2.8):
         "bottom": bottom / height,
         "wspace": (left + right) / wide,
     }
-    figure, axes = chart.pyplot().subplots(
+    figure, axes = charts.pyplot().subplots(
         1, count, figsize=(width, height), squeeze=False, gridspec_kw=room
     )
     return figure, list(axes[0])
@@ -136,7 +136,7 @@ def finish(figure, ends: dict, path: pathlib.Path, title: str, rows: list[dict])
     """Labels beside the lines, now that the axes have their final limits."""
     for axis, found in ends.items():
         labels.beside_lines(axis, found)
-    return chart.save(figure, path, title, stamp(rows), arranged=True)
+    return charts.save(figure, path, title, stamp(rows), arranged=True)
 
 
 def draw_batches(rows: list[dict], path: pathlib.Path) -> pathlib.Path:

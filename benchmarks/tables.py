@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.rows import EAGER, precision, shape_text
-from vitkern.cli.machine import one_line
+from vitkern.measure.machine import one_line
 
 
 def groups(rows: list[dict], kind: str) -> dict[tuple, dict[str, dict]]:

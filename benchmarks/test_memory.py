@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import memory, rows
 from benchmarks.machine import precisions
-from vitkern.paths import PRECISIONS
+from vitkern.dispatch import PRECISIONS
 
 KIND = "memory"
 BATCHES = {"S/16": (1, 8, 32), "B/16": (1, 8)}

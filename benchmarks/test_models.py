@@ -12,7 +12,7 @@ from benchmarks import models
 from benchmarks.machine import precisions
 from benchmarks.peers import timm_model
 from vitkern import ViT
-from vitkern.paths import PRECISIONS
+from vitkern.dispatch import PRECISIONS
 
 KIND = "model"
 MODELS = {

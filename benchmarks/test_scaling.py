@@ -11,7 +11,7 @@ import torch
 from benchmarks import models
 from benchmarks.machine import precisions
 from vitkern import ViT
-from vitkern.paths import PRECISIONS
+from vitkern.dispatch import PRECISIONS
 
 KIND = "scaling"
 SIZE = 224

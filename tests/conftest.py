@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pytest
 import torch
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def seeded():
 @pytest.fixture
 def fake():
     """The stand-in CUDA driver: one device of sm_80, and no memory of other tests."""
-    from fake_cuda import fake_cuda
+    from tests.evidence.fake_cuda import fake_cuda
 
     fake_cuda().reset()
     return fake_cuda()

@@ -15,9 +15,9 @@ import pathlib
 import re
 
 from vitkern.cli import aot as command
-from vitkern.cli import aot_list
-from vitkern.cli.aot_list import Case
-from vitkern.gpu.aot import Checked, Result
+from vitkern.engines import trace as aot_list
+from vitkern.engines.trace import Case
+from vitkern.gpu.aot.build import Checked, Result
 from vitkern.gpu.configs import ARCHS
 from vitkern.gpu.launch import Variant
 

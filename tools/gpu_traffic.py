@@ -26,11 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitkern import ViT, ViTConfig
-from vitkern.cli.aot_list import Launchers
-from vitkern.gpu import traffic
+from vitkern.engines.gpu import GpuEngine
+from vitkern.engines.trace import Launchers
+from vitkern.gpu.aot import traffic
+from vitkern.gpu.aot.traffic import Traffic, touched
 from vitkern.gpu.launch import Recorder, executing
-from vitkern.gpu.traffic import Traffic, touched
-from vitkern.gpu_engine import GpuEngine
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "gpu.md"
 BEGIN, END = "<!-- traffic tables -->", "<!-- end of traffic tables -->"

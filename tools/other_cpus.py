@@ -62,12 +62,13 @@ CPUS = {
 
 # Everything whose verdict compares numbers.
 TESTS = [
-    f"tests/test_{name}.py"
-    for name in (
-        *("ops", "engine", "shapes", "golden", "model", "model_options", "model_timm"),
-        *("gpu_interpreter", "gpu_attention", "gpu_ops", "gpu_patch_embed", "gpu_engine"),
-        *("gpu_model", "gpu_ptx", "fixed_order"),
-    )
+    "tests/ops/test_ops.py",
+    "tests/ops/test_shapes.py",
+    *(f"tests/model/test_{name}.py" for name in ("engine", "golden", "model", "options", "timm")),
+    *(f"tests/gpu/test_{n}.py" for n in ("attention", "ops", "patch_embed", "engine", "model")),
+    "tests/gpu/test_ptx.py",
+    "tests/evidence/interpreter/test_interpreter.py",
+    "tests/evidence/fixed_order/test_fixed_order.py",
 ]
 
 

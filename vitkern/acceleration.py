@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from . import paths
+from . import dispatch as paths
+from .dispatch import PRECISIONS
 from .model import ViT
-from .paths import PRECISIONS
 from .weights import timm
 
 

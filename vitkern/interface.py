@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import images, layers, paths, positions
+from . import dispatch as paths
+from . import images, layers, positions
 from .config import ViTConfig
 
 _TIMM_POOLS = {"avg": "mean", "": "none"}
@@ -267,12 +268,12 @@ class Interface(nn.Module):
 
     def _engine(self) -> Any:
         """The packed engine of the current precision, of the weights as they are."""
-        from .snapshot import current, just_seen
+        from .engines.base import current, just_seen
 
         if self.device.type == "cuda":
-            from .gpu_engine import GpuEngine as Engine
+            from .engines.gpu import GpuEngine as Engine
         else:
-            from .engine import Engine
+            from .engines.cpu import Engine
         precision = paths.precision_of(self)
         with _PACKING:
             engine = self._engines.get(precision)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import layers, ops, paths, positions
+from . import dispatch as paths
+from . import layers, ops, positions
 from .config import ViTConfig
 from .interface import Interface
 

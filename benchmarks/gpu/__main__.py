@@ -19,7 +19,7 @@ from benchmarks.gpu.measure import measure
 from benchmarks.gpu.publish import destination, publish
 from vitkern.cli.bench import GPU_OPTIONS
 from vitkern.cli.demo import progress
-from vitkern.cli.machine import one_line
+from vitkern.measure.machine import one_line
 
 
 def main(arguments: list[str] | None = None) -> int:

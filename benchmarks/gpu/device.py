@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from vitkern.cli.machine import describe_gpu, find_gpu
-from vitkern.cli.timing import EventClock
+from vitkern.measure.machine import describe_gpu, find_gpu
+from vitkern.measure.timing import EventClock
 
 # name on the command line and in results files -> dtype of the matrices. tf32 is fp32 tensors with
 # their products in TF32, for all competitors alike.

@@ -12,7 +12,7 @@ from benchmarks.gpu import limits as device_limits
 from benchmarks.gpu.cases import Case, Selection
 from benchmarks.gpu.competitors import Contest, GraphDiffers, contest
 from benchmarks.gpu.device import PRECISIONS, Device, computing_in
-from vitkern.cli.timing import Turns
+from vitkern.measure.timing import Turns
 
 # Seconds of turns for one case by mode; before them a part for the device's clocks to rise.
 SECONDS = {"quick": 0.05, "default": 0.5, "full": 3.0}

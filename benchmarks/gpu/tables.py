@@ -6,7 +6,7 @@ import pathlib
 
 from benchmarks.rows import EAGER, precision, shape_text
 from benchmarks.tables import fastest_eager, groups, stamp
-from vitkern.cli import chart
+from vitkern.measure import charts
 
 UNMEASURED = (
     "**GPU speed is unmeasured**: nobody has run `vitkern bench --device cuda` yet, so nothing is"
@@ -60,7 +60,7 @@ def whole(rows: list[dict], kind: str) -> list[str]:
     """Whole models: milliseconds of each competitor, images a second, speed-up."""
     columns = ["torch", "timm", *(p for p in SHOWN if any(r.get("provider") == p for r in rows))]
     columns += ["native"]
-    heads = [{"torch": "PyTorch"}.get(p) or chart.NAMES[p].removesuffix(" eager") for p in columns]
+    heads = [{"torch": "PyTorch"}.get(p) or charts.NAMES[p].removesuffix(" eager") for p in columns]
     lines = [
         f"| model | batch | precision | {' | '.join(heads)} | images/s | speed-up |",
         "|---|--:|---|" + "--:|" * (len(columns) + 2),
@@ -198,7 +198,7 @@ def largest(found: dict[tuple, dict]) -> dict[tuple, dict]:
 def draw(rows: list[dict], folder: pathlib.Path) -> list[pathlib.Path]:
     """Every picture that these rows can fill."""
     return [
-        chart.speedup_bars(found, folder / f"{stem}.svg", title, stamp(rows))
+        charts.speedup_bars(found, folder / f"{stem}.svg", title, stamp(rows))
         for stem, (title, found) in pictures(rows).items()
     ]
 

@@ -7,8 +7,8 @@ import pathlib
 import random
 
 import torch
-from tiny_models import BASE, OPTIONS
 
+from tests.model.tiny_models import BASE, OPTIONS
 from vitkern import ViT, ViTConfig
 from vitkern.config import ACTIVATIONS, FINAL_NORMS, HEADS, POOLS, POSITIONS
 

@@ -1,4 +1,4 @@
-"""Damaged photographs, through `vitkern.cli.images` and `vitkern classify`."""
+"""Damaged photographs, through `vitkern.image_files` and `vitkern classify`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zlib
 
 from PIL import Image, features
 
-from vitkern.cli import images
+from vitkern import image_files
 
 from .outcome import OK, REFUSED, Case, refused
 from .weight_files import classify, save, state
@@ -80,9 +80,9 @@ def case(rng: random.Random, folder: pathlib.Path) -> Case:
 
 
 def read(path: pathlib.Path) -> None:
-    image = images.read(path)
+    image = image_files.read(path)
     assert image.mode == "RGB"
-    assert images.prepare(image, (16, 16)).isfinite().all()
+    assert image_files.prepare(image, (16, 16)).isfinite().all()
 
 
 # ---- damages: of the bytes ----

@@ -17,8 +17,10 @@ from collections.abc import Callable
 import triton
 
 import vitkern
-from vitkern.gpu import aot, aot_folder, device
-from vitkern.gpu.binary import Store
+from vitkern.gpu.aot import build as aot
+from vitkern.gpu.aot import folder as aot_folder
+from vitkern.gpu.runtime import device
+from vitkern.gpu.runtime.binary import Store
 
 from .outcome import OK, REFUSED, Case, Damage, judge
 

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 
 import torch
-from fake_cuda import FakeCuda, build
-from fake_cuda import kernels as sample
 
+from tests.evidence.fake_cuda import FakeCuda, build
+from tests.evidence.fake_cuda import kernels as sample
 from vitkern import _C
 
 from . import odd

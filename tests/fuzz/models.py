@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Callable
 
 import torch
-from tiny_models import OPTIONS, tiny
 from torch import Tensor
 
 import vitkern
-from vitkern import ViT, paths
+from tests.model.tiny_models import OPTIONS, tiny
+from vitkern import ViT
+from vitkern import dispatch as paths
 
 from . import images, model_changes, odd
 from .outcome import OK, REFUSED, TOLERANCE, Case, Wrong, check_close, judge

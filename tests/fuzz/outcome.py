@@ -76,7 +76,7 @@ def check_close(
     torchs: the definition in the dtypes of the call; truth: the same in float64; dtype: what was
     computed in, where it is narrower than the result's. Finite or not is
     decided where both agree: numbers between them overflow one and not the other. This finds wrong
-    numbers; the sharp bounds on rounding are those of tests/test_ops.py.
+    numbers; the sharp bounds on rounding are those of tests/ops/test_ops.py.
     """
     if got.shape != torchs.shape or got.dtype != torchs.dtype:
         raise Wrong(

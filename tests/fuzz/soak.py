@@ -25,7 +25,8 @@ import traceback
 from collections import Counter
 
 import torch
-from tiny_models import OPTIONS, tiny
+
+from tests.model.tiny_models import OPTIONS, tiny
 
 from . import model_changes, models
 from .outcome import Wrong, check_close

@@ -2,7 +2,7 @@
 
 import torch
 
-from vitkern.snapshot import Snapshot
+from vitkern.engines.base import Snapshot
 
 from . import soak
 

@@ -73,7 +73,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     require_triton()
-    from . import aot_list
+    from ..engines import trace as aot_list
 
     precisions = given.dtype or list(aot_list.USUAL)
     for name in precisions:
@@ -111,8 +111,8 @@ def require_triton() -> None:
 
 def build(wanted: dict, out: os.PathLike, jobs: int | None, check: bool):
     """`gpu.aot.build` with a bar, after saying how much there is to do."""
-    from ..gpu import aot
-    from .progress import Progress
+    from ..gpu.aot import build as aot
+    from ..measure.progress import Progress
 
     counts = ", ".join(f"{len(several)} for {arch}" for arch, several in wanted.items())
     print(f"kernels: {counts}", flush=True)

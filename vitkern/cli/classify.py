@@ -11,7 +11,7 @@ import math
 import pathlib
 import sys
 
-from .images import NORMALISATIONS
+from ..image_files import NORMALISATIONS
 
 BATCH = 8  # images a call; more gains nothing on a CPU and costs memory
 LARGEST_NAMES = 64 << 20  # bytes; ImageNet-21k's names are 1 MB
@@ -161,8 +161,7 @@ def classify(model, given: argparse.Namespace, names: list[str]):
     """One answer per image, in order; an image that cannot be read answers with its error."""
     import torch
 
-    from .. import accelerate
-    from . import images
+    from .. import accelerate, image_files
 
     model = accelerate(model, precision=given.precision)
     grid, patch = model.config.grid, model.config.patch_size
@@ -173,7 +172,9 @@ def classify(model, given: argparse.Namespace, names: list[str]):
         errors: dict[pathlib.Path, str] = {}
         for path in paths:
             try:
-                pixels[path] = images.prepare(images.read(path), size, given.normalisation)
+                pixels[path] = image_files.prepare(
+                    image_files.read(path), size, given.normalisation
+                )
             except (ValueError, OSError) as error:
                 errors[path] = str(error)
         rows = iter(())

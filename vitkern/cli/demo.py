@@ -73,7 +73,7 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError(f"--out {given.out}: the picture's name must end in .png or .svg")
     if min(given.batches) < 1:
         raise ValueError(f"--batches {min(given.batches)}: a batch holds at least one image")
-    from .machine import describe, let_torch_run_bf16, one_line
+    from ..measure.machine import describe, let_torch_run_bf16, one_line
 
     note = let_torch_run_bf16()
     machine = describe()
@@ -135,8 +135,8 @@ def check(name: str, models: dict, image_size: int) -> tuple[list[Verdict], floa
     """Both precisions against float64, and the seconds that PyTorch took for an image in bf16."""
     import torch
 
+    from ..measure.timing import WALL
     from ..registry import Error
-    from .timing import WALL
 
     outputs = {}
 
@@ -165,7 +165,7 @@ def clock(
     """Four forwards in turns, but for those left out."""
     import torch
 
-    from .timing import Turns
+    from ..measure.timing import Turns
 
     image = torch.randn(batch, 3, image_size, image_size)
     contestants = [(who, p) for p in PRECISIONS for who in ("torch", "native")]
@@ -209,7 +209,7 @@ def time_table(times: Iterable[Timed]) -> str:
 
 
 def draw(times: list[Timed], path: pathlib.Path, machine: str) -> None:
-    from . import chart
+    from ..measure import charts
 
     bars = []
     for t in times:
@@ -220,7 +220,7 @@ def draw(times: list[Timed], path: pathlib.Path, machine: str) -> None:
                 ratios["torch"] = best / t.torch[p]
             bars.append((f"{t.model} batch {t.batch} {p}", ratios))
     try:
-        chart.speedup_bars(bars, path, "vitkern beside eager PyTorch", machine)
+        charts.speedup_bars(bars, path, "vitkern beside eager PyTorch", machine)
     except ImportError as error:
         print(f"\nno picture: {error}")
         return

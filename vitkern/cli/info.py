@@ -16,7 +16,7 @@ def facts() -> dict[str, object]:
     """What decides how vitkern runs here, name by name."""
     import vitkern
 
-    from .machine import describe, features
+    from ..measure.machine import describe, features
 
     found: dict[str, object] = {"vitkern": vitkern.__version__, **describe()}
     try:
@@ -43,7 +43,7 @@ def _gpu() -> str:
     if not torch.cuda.is_available():
         return "none that PyTorch can use"
     try:
-        from ..gpu import device
+        from ..gpu.runtime import device
 
         status = device.executor(torch.device("cuda")).status()
     except (ImportError, RuntimeError) as error:

@@ -152,7 +152,7 @@ def executor_of(tensor: Tensor) -> Executor:
     """The executor in force, or that of the tensor's device."""
     found = _in_force.get()
     if found is None:
-        from . import device
+        from .runtime import device
 
         found = device.executor(tensor.device)
     return found

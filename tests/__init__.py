@@ -1,0 +1,1 @@
+"""Tests by subject: operators, model, GPU, command line, benchmarks, project; and fuzzers."""

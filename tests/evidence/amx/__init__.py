@@ -1,0 +1,1 @@
+"""An emulator of AMX's tile instructions."""

@@ -1,0 +1,1 @@
+"""The GPU kernels, their launcher, their plans and their ahead-of-time build."""

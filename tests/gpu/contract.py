@@ -1,0 +1,155 @@
+"""The GPU operators on this machine: their launchers with an executor for CPU tensors, checked by
+the contract of every backend. Four numerics: fp32 (three tf32 products), tf32, fp16 and bf16.
+"""
+
+import contextlib
+import importlib
+import itertools
+
+import pytest
+import torch
+
+from tests.evidence.fixed_order.torch_mode import FixedOrder
+from tests.evidence.interpreter import Interpreter
+from vitkern.gpu.launch import executing
+from vitkern.registry import Error
+
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+# One unit in the last place of what a product's operands keep, relative. Three tf32 products keep
+# 21 to 22 bits of a number, so that fp32 gets a little more room than a product of whole numbers.
+EPS = {"fp32": 2**-21, "tf32": 2**-10, "fp16": 2**-10, "bf16": 2**-7}
+ROOM = {"fp32": 1.5, "tf32": 1.0, "fp16": 1.0, "bf16": 1.0}
+LONG = 500  # tokens: a case of many seconds in the interpreter
+REAL = 190  # tokens: a case of seconds
+FEW = 50  # numbers: too few for torch's own error on them to be more than luck
+
+
+def within(got, truth, torchs, slack, numerics) -> tuple[bool, str]:
+    """The contract (registry.Error); one more unit in the last place for a handful of numbers."""
+    ours, theirs = Error.of(got, truth), Error.of(torchs, truth)
+    worst, rms = slack
+    room = ROOM[numerics]
+    fine = ours.within(theirs, (worst * room, rms * room), got.dtype)
+    if got.numel() < FEW:
+        fine = fine or ours.worst <= 2 * theirs.worst + EPS[numerics]
+    return fine, f"{ours} against torch's {theirs}"
+
+
+def yardstick(numerics: str) -> FixedOrder:
+    """Where torch itself is run: with the same result on any CPU."""
+    return FixedOrder(tf32=numerics == "tf32")
+
+
+@contextlib.contextmanager
+def gpu(numerics: str, executor=None):
+    """Launches go to `executor` (the interpreter), fp32 products are those of `numerics`."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if numerics == "tf32" else "highest")
+    try:
+        with executing(executor or Interpreter("sm_80")):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def operator(spec):
+    return importlib.import_module(f"vitkern.gpu.{spec.op.name}")
+
+
+def run(spec, inputs, save=True):
+    """The GPU forward as the dispatcher would call it."""
+    args = spec.arguments(inputs, save)
+    plan = spec.op.plan(dict(zip(spec.op.arguments, args, strict=True)))
+    results = plan.allocate(args[0])
+    for result in results:  # what a kernel leaves out must not look right by accident
+        result.fill_(float("nan"))
+    operator(spec).forward(plan.sizes, results, *args)
+    return results
+
+
+def cast(inputs, dtype):
+    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+
+
+def check(spec, got, inputs, numerics, slack=None):
+    """Each result within the contract, NaN and Inf where the truth has them."""
+    truths = spec.op.reference(*spec.arguments(cast(inputs, torch.float64), True))
+    with yardstick(numerics):
+        torchs = spec.op.reference(*spec.arguments(cast(inputs, DTYPES[numerics]), True))
+    for name, g, truth, t in zip(spec.op.outputs, got, truths, torchs, strict=True):
+        assert g.shape == truth.shape, f"{spec.name}.{name}: {g.shape}, expected {truth.shape}"
+        assert torch.equal(g.isnan(), truth.isnan()), f"{spec.name}.{name}: NaN in other places"
+        assert torch.equal(g.isinf(), truth.isinf()), f"{spec.name}.{name}: Inf in other places"
+        finite = truth.isfinite()
+        fine, text = within(g[finite], truth[finite], t[finite], slack or spec.slack, numerics)
+        assert fine, f"{spec.name}.{name}: {text}"
+
+
+def differentiable(spec, inputs):
+    return [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
+
+
+def gradient_of(spec, shape, dtype):
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+def run_backward(spec, inputs, names, results=None):
+    """The GPU backward after the GPU forward: gradients of the named arguments, in order."""
+    args = tuple(spec.arguments(inputs, True))
+    y, *saved = results or run(spec, inputs)
+    grad = gradient_of(spec, y.shape, y.dtype)
+    return operator(spec).backward(grad, args, saved, frozenset(names))
+
+
+def reference_gradients(spec, inputs, names, dtype):
+    inputs = {n: t.detach() for n, t in cast(inputs, dtype).items()}
+    for name in names:
+        inputs[name].requires_grad_()
+    y = spec.op.reference(*spec.arguments(inputs, True))[0]
+    grad = gradient_of(spec, y.shape, dtype)
+    return torch.autograd.grad(y, [inputs[n] for n in names], grad)
+
+
+def check_gradients(spec, got, inputs, names, numerics, slack=None):
+    truths = reference_gradients(spec, inputs, names, torch.float64)
+    with yardstick(numerics):
+        torchs = reference_gradients(spec, inputs, names, DTYPES[numerics])
+    for name, g, truth, t in zip(names, got, truths, torchs, strict=True):
+        assert g.shape == truth.shape and g.dtype == inputs[name].dtype, f"{spec.name} d{name}"
+        fine, text = within(g, truth, t, slack or spec.slack, numerics)
+        assert fine, f"{spec.name} d{name}: {text}"
+
+
+def check_both(spec, inputs, numerics="fp32", executor=None):
+    """Results and gradients of one call within the contract; returns both."""
+    names = differentiable(spec, inputs)
+    with gpu(numerics, executor):
+        results = run(spec, inputs)
+        grads = run_backward(spec, inputs, names, results)
+    check(spec, results, inputs, numerics)
+    check_gradients(spec, grads, inputs, names, numerics)
+    return results, grads
+
+
+def every_case(specs) -> list:
+    """(spec, axes, numerics) as pytest parameters with readable ids.
+
+    Of long sequences one or two dtypes are enough for every day: they add tiles, not roundings.
+    """
+
+    def case(spec, axes, numerics):
+        name = f"{spec.name}-{'x'.join(map(str, axes.values()))}-{numerics}"
+        tokens = axes.get("S", axes.get("M", 0))
+        daily = ("bf16",) if tokens > LONG else ("bf16", "fp32") if tokens > REAL else DTYPES
+        long = numerics not in daily
+        return pytest.param(spec, axes, numerics, id=name, marks=[pytest.mark.full] if long else [])
+
+    return [case(*c) for s in specs for c in itertools.product([s], s.cases, DTYPES)]

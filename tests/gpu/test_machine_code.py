@@ -1,0 +1,214 @@
+"""What is read from machine code: instructions, loops, ceilings, and the gates on them."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+
+pytest.importorskip("triton")
+from tests.gpu.aot_kernels import plain_variant, product_variant
+from vitkern.gpu import configs
+from vitkern.gpu.aot import build as aot
+from vitkern.gpu.aot import disassembly, hardware, machine_code
+
+ARCHS = ("sm_80", "sm_90", "sm_120", "gfx942")
+
+
+@functools.cache
+def checked(arch, **settings) -> aot.Checked:
+    variant = product_variant(arch, **settings)
+    return aot.check(variant, aot.compile_variant(variant, arch))
+
+
+# ---- reports and gates ----
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_good_kernel_passes_the_gates(arch):
+    _, _, report, broken, _ = checked(arch)
+    assert broken == []
+    assert report.spills[0] == 0 and report.tensor[0] > 0
+    assert report.occupancy.blocks >= 1
+    assert report.loads.wide >= report.asked.loads == (128 + 128) * 32 * 2
+    assert report.asked.stores == 128 * 128 * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "tf32"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_flops_of_the_machine_code_are_those_of_the_source(arch, dtype):
+    """mma.sync, wgmma and tcgen05 are decoded rightly: a trip multiplies 128 x 128 x 32."""
+    report = checked(arch, dtype=dtype).report
+    assert report.asked.flops == report.flops == 2 * 128 * 128 * 32
+    family = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA"}[arch]
+    assert report.mix[family] == report.tensor[0]
+    assert 0 < report.ceiling <= 1
+
+
+def test_ceiling_of_a_plain_product_is_the_tensor_cores():
+    """A100: a 128 x 128 tile reads 96 bytes a clock of shared memory, below its 128."""
+    report = checked("sm_80").report
+    assert report.bound == "tensor" and report.ceiling == 1
+    assert report.clocks["tensor"] == 2 * 128 * 128 * 32 / 2048
+    assert report.clocks["shared memory"] == 0.75 * report.clocks["tensor"]
+    assert report.feed == pytest.approx((128 + 128) * 32 * 2 / 512)
+
+
+def test_gate_on_spills():
+    _, _, report, broken, _ = checked("sm_80", BM=128, BN=256)  # 256 sums a thread
+    assert any(rule.startswith("spills:") for rule in broken), report
+
+
+def test_gate_on_tensor_instructions():
+    """Plain fp32 needs none; where the source multiplies bf16 their absence is found."""
+    _, _, report, broken, _ = checked("sm_80", dtype=torch.float32, precision="ieee", BM=64, BN=64)
+    assert report.tensor == (0, 0) and report.asked.dots == 0 and broken == []
+    wanting = dataclasses.replace(report, asked=checked("sm_80").report.asked)
+    assert machine_code.gates(wanting)[0].startswith("tensor: 1 products")
+
+
+def test_gate_on_shared_memory():
+    _, _, report, broken, _ = checked("sm_120", stages=8)
+    assert report.shared > 99 * 1024
+    assert [rule.partition(":")[0] for rule in broken] == ["shared memory", "occupancy"]
+
+
+def test_gate_on_narrow_accesses():
+    """Rows of 767 numbers promise nothing: narrow loads are then no fault, and else they are."""
+    variant = product_variant("sm_80", K=767, BM=64, BN=64)
+    assert not aot.is_promised(variant)
+    label, _, report, broken, _ = aot.check(variant, aot.compile_variant(variant, "sm_80"))
+    assert "odd sizes" in label and broken == []
+    assert [rule.partition(":")[0] for rule in machine_code.gates(report)] == ["loads"]
+
+
+def test_excuses_are_for_one_rule(monkeypatch):
+    report = checked("sm_120", stages=8).report
+    monkeypatch.setitem(machine_code.EXCUSED, ("product", "occupancy"), "known")
+    assert [rule.partition(":")[0] for rule in machine_code.gates(report)] == ["shared memory"]
+
+
+def test_kernels_without_products_have_no_tensor_gate():
+    variant = plain_variant("sm_80")
+    _, _, report, broken, _ = aot.check(variant, aot.compile_variant(variant, "sm_80"))
+    assert broken == [] and report.ceiling is None and report.bound == ""
+    assert report.loads == (4096, 0) and report.stores == (4096, 0)
+
+
+@pytest.mark.parametrize(
+    "arch, registers, shared, warps, blocks, limiter",
+    [
+        ("sm_80", 128, 0, 4, 4, "registers"),
+        ("sm_80", 255, 0, 4, 2, "registers"),
+        ("sm_80", 32, 48 * 1024, 4, 3, "shared memory"),
+        ("sm_80", 32, 164 * 1024, 4, 0, "shared memory"),
+        ("sm_86", 16, 0, 1, 16, "blocks"),
+        ("sm_90", 32, 0, 8, 8, "registers"),
+        ("sm_90", 24, 0, 8, 8, "warps"),
+        ("gfx942", 128, 0, 4, 4, "registers"),
+        ("gfx942", 512, 0, 4, 1, "registers"),
+        ("gfx942", 64, 40000, 4, 1, "shared memory"),
+    ],
+)
+def test_occupancy(arch, registers, shared, warps, blocks, limiter):
+    found = hardware.occupancy(arch, registers, shared, warps)
+    assert found.blocks == blocks
+    assert found.limiter == limiter or blocks == hardware.CHIPS[arch].warps // warps
+
+
+def test_every_architecture_has_its_hardware():
+    assert set(hardware.CHIPS) == set(configs.ARCHS)
+
+
+SASS = """
+kernel:
+.text.kernel:
+        /*0000*/                   MOV R1, 0x10 ;
+        /*0010*/               @P3 BRA `(.L_x_2) ;
+.L_x_1:
+        /*0020*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0030*/              @!PT LDS RZ, [RZ] ;
+        /*0040*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4], R8 ;
+        /*0050*/              @!P1 BRA `(.L_x_3) ;
+.L_x_4:
+        /*0060*/                   LDG.E.128 R16, desc[UR6][R2.64] ;
+        /*0070*/                   BRA.U UP0, `(.L_x_1) ;
+.L_x_2:
+        /*0080*/                   STG.E.64 desc[UR6][R2.64], R4 ;
+        /*0090*/                   EXIT ;
+.L_x_3:
+        /*00a0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4], R8 ;
+        /*00b0*/              @!P1 BRA `(.L_x_3) ;
+        /*00c0*/                   BRA `(.L_x_4) ;
+.L_x_5:
+        /*00d0*/                   BRA `(.L_x_5);
+"""
+
+
+def test_loops_are_found_with_the_stubs_behind_the_end():
+    blocks = disassembly.parse_sass(SASS)
+    loops = sorted(disassembly.loops(blocks), key=len)
+    names = [[one.name for i in sorted(loop) for one in blocks[i].code] for loop in loops]
+    assert names[0] == ["SYNCS", "BRA"]  # a warp that waits
+    assert names[1][:2] == ["HMMA", "LDS"] and "STG" not in names[1] and "LDG" in names[1]
+    hot, trips = machine_code._hot(blocks, lambda one: one.name == "HMMA", lambda one: 0)
+    assert len(trips) == 1 and [one.name for one in hot].count("HMMA") == 1
+    assert not any(one.name == "LDS" for one in hot)  # it never runs
+
+
+@pytest.mark.parametrize(
+    "opcode, operands, flops, bytes_read",
+    [
+        ("HMMA.16816.F32.BF16", "R4, R8, R12, R4", 4096, 0),
+        ("HMMA.1688.F32.TF32", "R4, R8, R12, R4", 2048, 0),
+        ("HGMMA.64x256x16.F32.BF16", "R24, gdesc[UR8], R24", 131072, (64 + 256) * 8),
+        ("HGMMA.64x128x16.F32.BF16", "R24, R4, gdesc[UR8], R24, gsb0", 65536, 128 * 8),
+        ("UTCHMMA", "gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR2], idesc[0x8200490], UPT",
+         2 * 128 * 128 * 16 / 4, 256 * 8),
+        ("UTCHMMA", "gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR2], idesc[UR9], UPT", 0, 0),
+    ],
+)  # fmt: skip
+def test_products_of_tensor_instructions(opcode, operands, flops, bytes_read):
+    found = machine_code.product_of(disassembly.Instruction("", opcode, operands), warps=4)
+    assert (found.flops, found.shared) == (flops, bytes_read)
+    assert machine_code.product_of(disassembly.Instruction("", "FFMA", "R1, R2"), 4) is None
+
+
+def test_tools_that_cannot_read_a_binary_say_so():
+    with pytest.raises(RuntimeError, match="cannot read this binary"):
+        disassembly.sass(b"no cubin")
+
+
+# ---- make gpu-check ----
+
+
+@pytest.fixture
+def tool(monkeypatch, tmp_path):
+    folder = ROOT / "tools"
+    monkeypatch.syspath_prepend(str(folder))
+    import gpu_check
+
+    monkeypatch.setattr(gpu_check, "PAGE", tmp_path / "gpu.md")
+    return gpu_check
+
+
+def test_the_page_gets_its_table(tool):
+    tool.PAGE.write_text(f"# Title\nbefore\n{tool.BEGIN}\nold\n{tool.END}\nafter\n")
+    page = tool.page_with([checked("sm_90"), checked("sm_80"), checked("gfx942")])
+    assert page.startswith("# Title\nbefore\n") and page.endswith("after\n") and "old" not in page
+    assert page.index("sm_80") < page.index("sm_90") < page.index("gfx942")
+    assert "| 100% | tensor |" in page
+    tool.PAGE.write_text("no place for it")
+    with pytest.raises(ValueError, match="has no <!-- machine-code table"):
+        tool.page_with([])
+
+
+def test_complaints_name_gate_and_kernel(tool, tmp_path):
+    result = aot.Result(tmp_path, checked=[checked("sm_120", stages=8)])
+    result.failures.append(aot.Failure("id", "sm_80", "why"))
+    failed, shared, occupancy = tool.complaints(result)
+    assert failed == "FAILED sm_80 id: why"
+    assert shared.startswith("GATE sm_120 product") and "shared memory" in shared
+    assert "occupancy" in occupancy

@@ -1,0 +1,1 @@
+"""The model on all of its paths."""

@@ -1,0 +1,194 @@
+"""A packed engine is never out of date: whatever changes the weights, the next forward has them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.model.tiny_models import picture, tiny
+from vitkern import _C
+from vitkern import dispatch as paths
+from vitkern.engines import base as snapshot
+
+
+def assert_follows(change, **options):
+    """A forward after the change is what a fresh copy of the model computes, and is another."""
+    model = tiny(**options)
+    model.path, image = "engine", picture(model)
+    with torch.no_grad():
+        before = model(image)
+        change(model)
+        after, fresh = model(image), copy.deepcopy(model)(image)
+    assert torch.equal(after, fresh) and not torch.equal(before, after)
+
+
+OTHER = {n: p.detach() for n, p in tiny(seed=7).named_parameters()}
+
+DENSE = {  # what people do to weights through .data, all elements of one parameter
+    "a scale": lambda w, name: w.data.mul_(0.5),
+    "a tiny scale": lambda w, name: w.data.mul_(1 + 2**-20),
+    "a shift": lambda w, name: w.data.add_(1e-3),
+    "a sign flip": lambda w, name: w.data.neg_(),
+    "a step of an average": lambda w, name: w.data.lerp_(OTHER[name], 1e-3),
+    "a copy": lambda w, name: w.data.copy_(OTHER[name]),
+    "a fill": lambda w, name: w.data.fill_(0.125),
+}
+
+
+@pytest.mark.parametrize("name", ("blocks.1.mlp.fc1.weight", "cls_token", "norm.bias", "head.bias"))
+@pytest.mark.parametrize("write", DENSE.values(), ids=DENSE)
+def test_sees_a_dense_write_through_data(write, name):
+    assert_follows(lambda model: write(model.get_parameter(name), name))
+
+
+def test_sees_a_scale_of_mostly_zero_weights():
+    """Zeros do not show a scale: the elements that are watched are others."""
+
+    def only_one(model):
+        with torch.no_grad():
+            model.head.weight.zero_()[17, 5] = 0.5
+            model.head.bias.zero_()
+
+    def scale(model):
+        model.head.weight.data.mul_(2)
+
+    model = tiny()
+    only_one(model)
+    image = picture(model)
+    with torch.no_grad():
+        before = model(image)
+        scale(model)
+        assert torch.equal(model(image), 2 * before)
+
+
+def test_sees_a_write_through_data_of_weights_in_any_layout():
+    def transpose(model):
+        for block in model.blocks:  # in memory, not in value
+            weight = block.mlp.fc1.weight
+            block.mlp.fc1.weight = nn.Parameter(weight.detach().t().contiguous().t())
+        model.norm.weight = nn.Parameter(model.norm.weight.detach().repeat_interleave(3)[::3])
+
+    def write(model):
+        model.blocks[2].mlp.fc1.weight.data.mul_(1.5)
+        model.norm.weight.data.mul_(1.5)
+
+    model = tiny()
+    transpose(model)
+    image = picture(model)
+    with torch.no_grad():
+        before, unchanged = model(image), model._engine()
+        model(image)
+        assert model._engine() is unchanged
+        write(model)
+        after = model(image)
+        assert torch.equal(after, copy.deepcopy(model)(image)) and not torch.equal(before, after)
+
+
+def test_sees_a_parameter_whose_data_is_a_view_of_the_same_memory():
+    def transpose(model):
+        model.blocks[0].attn.proj.weight.data = model.blocks[0].attn.proj.weight.data.t()
+
+    assert_follows(transpose)
+    model = tiny()
+    image = picture(model)
+    with torch.no_grad():
+        before = model(image)
+        for parameter in (model.head.weight, model.head.bias):
+            parameter.data = parameter.data[:9]
+        torch.testing.assert_close(model(image), before[:, :9], rtol=1e-5, atol=1e-5)
+
+
+def test_sees_a_parameter_whose_data_was_replaced_twice():
+    """The allocator may give the second the address of the first."""
+
+    def replace(model):
+        for _ in range(2):
+            model.head.weight.data = model.head.weight.data * 1.5
+
+    assert_follows(replace)
+
+
+def test_sees_a_parameter_that_was_not_there():
+    model = tiny(class_token=False, registers=1, pool="mean", position="none")
+    image = picture(model)
+    with torch.no_grad():
+        model(image)
+        entries = (2 * 6 - 1) * (2 * 4 - 1) + 3
+        for block in model.blocks:
+            block.attn.relative_position_bias_table = nn.Parameter(torch.randn(entries, 2))
+        auto = model(image)
+        model.path = "reference"
+        torch.testing.assert_close(auto, model(image), rtol=1e-4, atol=1e-4)
+
+
+def test_repack_sees_what_nothing_else_does():
+    """One element through .data is seen only if it is one of those that are watched."""
+    model = tiny()
+    image = picture(model)
+    with torch.no_grad():
+        before = model(image)
+        model.head.bias.data[3] += 1
+        model.repack()
+        after = model(image)
+    torch.testing.assert_close(after[:, 3], before[:, 3] + 1)
+
+
+def test_a_model_that_nobody_touched_is_packed_once():
+    model = tiny()
+    with torch.no_grad():
+        model(picture(model))
+        engine = model._engine()
+        for _ in range(3):
+            model(picture(model))
+            model.forward_features(picture(model))
+    assert model._engine() is engine
+
+
+def test_weights_are_looked_at_once_in_a_forward(monkeypatch):
+    calls = []
+    stale = snapshot.Snapshot.stale
+    monkeypatch.setattr(snapshot.Snapshot, "stale", lambda self: calls.append(1) or stale(self))
+    model = tiny()
+    with torch.no_grad():
+        model(picture(model))
+        calls.clear()
+        model(picture(model))
+    assert len(calls) == 1
+
+
+def test_a_fingerprint_refuses_what_it_cannot_read():
+    x = torch.ones(4, 6)
+    good = (x.data_ptr(), 4, [4, 6], [6, 1])
+    watched = _C.Fingerprint([good, (0, 4, [0, 3], [3, 1]), (x.data_ptr(), 4, [], [])])
+    assert watched.matches()
+    x.neg_()
+    assert not watched.matches()
+    for bad in (
+        (0, 4, [4], [1]),
+        (x.data_ptr(), 8, [4], [1]),
+        (x.data_ptr(), 4, [4], [1, 1]),
+        (x.data_ptr(), 4, [-4], [1]),
+        (x.data_ptr(), 4, [4], [-1]),
+        (x.data_ptr(), 4, [2**40, 2**40], [0, 0]),
+        (x.data_ptr(), 4, [2], [2**61]),
+    ):
+        with pytest.raises((ValueError, OverflowError), match="vitkern fingerprint"):
+            _C.Fingerprint([bad])
+    with pytest.raises(TypeError, match="without __init__"):
+        _C.Fingerprint.__new__(_C.Fingerprint).matches()
+
+
+def test_an_engine_that_another_thread_left_behind_is_looked_at():
+    """It was packing the old weights while this thread's forward found that there is no engine."""
+    model = tiny()
+    image = picture(model)
+    with torch.inference_mode():
+        model(image)
+        left = model._engines["fp32"]
+        with torch.inference_mode(False), torch.no_grad():
+            model.head.weight.add_(1)
+        assert paths.choose(model, image, "logits")[0] == "engine" and not model._engines
+        model._engines["fp32"] = left
+        assert model._engine() is not left
+        assert model._engine() is model._engines["fp32"]

@@ -1,0 +1,1 @@
+"""The operators on the CPU, and the C++ below them."""

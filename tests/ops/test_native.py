@@ -1,0 +1,63 @@
+"""The C++ kernels and launcher by themselves, built with sanitizers and run without Python."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from vitkern import cpu
+
+# a virtual environment's cmake too
+PATH = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("cmake", path=PATH) and shutil.which("ninja", path=PATH)),
+    reason="needs cmake and ninja",
+)
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": PATH})
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def run_native(target, folder, isas):
+    """The lines that a target says under ASan and UBSan; its folder is kept for the next run."""
+    build = ROOT / "build" / folder
+    options = ["-DVITKERN_NATIVE_TEST=ON", f"-DVITKERN_ISAS={';'.join(isas)}"]
+    run("cmake", "-S", ROOT, "-B", build, "-G", "Ninja", *options)
+    run("cmake", "--build", build, "--target", target)
+    return run(build / target).strip().splitlines()
+
+
+def counted(summary):
+    """(passed, failed)"""
+    return [int(part.split()[0]) for part in summary.split(", ")]
+
+
+# One source serves all instruction sets; a minute to compile each. What cannot run is not built.
+@pytest.mark.parametrize(
+    "isas",
+    [["portable"], pytest.param(cpu.isas(), marks=pytest.mark.full)],
+    ids=("portable", "all"),
+)
+def test_kernels_are_clean_under_sanitizers(isas):
+    *sets, summary = run_native("native_test", f"native-{len(isas)}", isas)
+    counts = {name: int(text.split()[0]) for name, text in (line.split(": ") for line in sets)}
+    passed, failed = counted(summary)
+    assert counts.keys() == set(isas)
+    assert min(counts.values()) == max(counts.values()) > 400
+    assert passed >= sum(counts.values()) and failed == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the stand-in driver needs Linux")
+def test_launcher_is_clean_under_sanitizers():
+    """In a folder of its own: both tests may be built at the same time."""
+    passed, failed = counted(
+        run_native("native_launcher_test", "native_launcher", ["portable"])[-1]
+    )
+    assert passed > 10_000 and failed == 0

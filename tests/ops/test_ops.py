@@ -1,0 +1,268 @@
+"""Every operator, on every backend and instruction set this machine has, against its reference.
+
+The truth is the reference in float64; the yardstick is the error torch itself makes at the same
+dtype, in an order of summation that no CPU changes (the rule of FlashAttention's tests, with an rms
+bound added).
+"""
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+import vitkern.ops as ops
+from tests.evidence.fixed_order.torch_mode import FixedOrder, fixed_backwards
+from vitkern import cpu
+from vitkern.registry import LAYOUTS, REGISTRY, Error
+
+FP32, BF16 = torch.float32, torch.bfloat16
+SPECS = list(REGISTRY.values())
+
+
+def small_case(spec):
+    """The first case beyond 1x1 that is not empty."""
+    return next(axes for axes in spec.cases[1:] if all(axes.values()))
+
+
+ISAS = [isa for isa in cpu.isas() if isa != "avx512_vnni"]  # its operators are those of avx512
+
+
+def run_native(spec, inputs, isa="", save=True):
+    """The native kernel of one instruction set, as the dispatcher would call it."""
+    args = spec.arguments(inputs, save)
+    plan = spec.op.plan(dict(zip(spec.op.arguments, args, strict=True)))
+    results = plan.allocate(args[0])
+    spec.load("native")(plan.sizes, results, *args, isa=isa)
+    return results
+
+
+def run_reference(spec, inputs, dtype, save=True):
+    cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+    with FixedOrder():
+        return spec.op.reference(*spec.arguments(cast, save))
+
+
+def expected(spec, inputs, dtype):
+    """The truth, and what torch makes of it at this dtype."""
+    return run_reference(spec, inputs, torch.float64), run_reference(spec, inputs, dtype)
+
+
+@functools.lru_cache(maxsize=4)
+def expected_of_case(name, index, dtype):
+    """The same for all instruction sets and layouts of a case, which are tested one by one."""
+    spec = REGISTRY[name]
+    return expected(spec, spec.make_inputs(spec.cases[index], dtype), dtype)
+
+
+def check(spec, got, inputs, dtype, slack=None):
+    """Each result of `got` within the contract, NaN and Inf where the truth has them."""
+    compare(spec, got, *expected(spec, inputs, dtype), dtype, slack)
+
+
+def compare(spec, got, truths, torchs, dtype, slack=None):
+    for name, g, truth, t in zip(spec.op.outputs, got, truths, torchs, strict=True):
+        assert g.shape == truth.shape, f"{spec.name}.{name}: {g.shape}, expected {truth.shape}"
+        finite = truth.isfinite()
+        assert torch.equal(g.isnan(), truth.isnan()), f"{spec.name}.{name}: NaN in other places"
+        assert torch.equal(g.isinf(), truth.isinf()), f"{spec.name}.{name}: Inf in other places"
+        ours, theirs = Error.of(g[finite], truth[finite]), Error.of(t[finite], truth[finite])
+        kind = dtype if g.dtype == dtype else FP32
+        assert ours.within(theirs, slack or spec.slack, kind), (
+            f"{name}: {ours} against torch's {theirs}"
+        )
+
+
+def every_case():
+    """Instruction sets and layouts last, so that neighbours share what is expected."""
+    for spec in SPECS:
+        cases = itertools.product(range(len(spec.cases)), (FP32, BF16), ISAS, LAYOUTS)
+        for index, dtype, isa, layout in cases:
+            shape = "x".join(map(str, spec.cases[index].values()))
+            name = f"{spec.name}-{isa}-{shape}-{str(dtype)[6:]}-{layout}"
+            yield pytest.param(spec, isa, index, dtype, layout, id=name)
+
+
+@pytest.mark.parametrize("spec, isa, index, dtype, layout", list(every_case()))
+def test_matches_reference(spec, isa, index, dtype, layout):
+    inputs = spec.make_inputs(spec.cases[index], dtype, layout)
+    compare(spec, run_native(spec, inputs, isa), *expected_of_case(spec.name, index, dtype), dtype)
+
+
+def every_isa(specs=SPECS):
+    return [
+        pytest.param(spec, isa, spec.cases[3], id=f"{spec.name}-{isa}")
+        for spec, isa in itertools.product(specs, ISAS)
+    ]
+
+
+FIRST = {spec.name: spec.inputs[0] for spec in SPECS}
+FLOATS = [s for s in SPECS if not s.name.endswith("uint8")]  # pixels are finite and tame
+ALONE = [s for s in FLOATS if not s.name.endswith("offsets")]  # one row of sequences is one sample
+
+
+@pytest.mark.parametrize("dtype", (FP32, BF16), ids=("float32", "bfloat16"))
+@pytest.mark.parametrize("spec, isa, axes", every_isa(FLOATS))
+def test_stays_exact_with_outlier_channels(spec, isa, axes, dtype):
+    """Real ViTs have rows with large means and a few channels a hundred times the others."""
+    inputs = spec.make_inputs(axes, FP32)
+    x = inputs[FIRST[spec.name]]
+    if spec.op.name == "attention":  # large scores: softmax is nearly one-hot
+        x[..., 0] *= 8
+    else:
+        x += 10
+        x[..., ::37] *= 100
+    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+    check(spec, run_native(spec, inputs, isa), inputs, dtype)
+
+
+@pytest.mark.parametrize("bad", (float("nan"), float("inf"), float("-inf")), ids=str)
+@pytest.mark.parametrize("spec, isa, axes", every_isa(ALONE))
+def test_nan_and_inf_come_out_where_the_reference_has_them(spec, isa, axes, bad):
+    inputs = spec.make_inputs(axes, FP32)
+    x = inputs[FIRST[spec.name]]
+    x.view(-1)[x.numel() // 2] = bad
+    check(spec, run_native(spec, inputs, isa), inputs, FP32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("D", (5, 768, 1024))
+def test_a_row_of_equal_numbers_has_no_spread(D, isa):
+    """1 / sqrt(eps) is 1000: a mean that is off by one rounding would show."""
+    spec = REGISTRY["layernorm"]
+    inputs = spec.make_inputs({"M": 7, "D": D}, FP32)
+    inputs["x"] = torch.randn(7, 1, generator=torch.Generator().manual_seed(2)).expand(7, D) * 3
+    check(spec, run_native(spec, inputs, isa), inputs, FP32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ops.ACTIVATIONS)
+def test_activations_keep_nan_and_inf(name, isa):
+    spec = REGISTRY["norm_linear" if name == "none" else f"norm_linear+{name}"]
+    inputs = spec.make_inputs({"M": 3, "K": 5, "N": 7}, FP32)
+    special = torch.tensor([0.0, -0.0, 3e38, -3e38, float("inf"), float("-inf"), float("nan")])
+    inputs["weight"] = torch.zeros(7, 5)
+    inputs["bias"] = special
+    check(spec, run_native(spec, inputs, isa), inputs, FP32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_masked_keys_and_rows(isa):
+    """-inf in the bias hides a key; a row with no key left is NaN, as in softmax."""
+    spec = REGISTRY["attention+bias"]
+    inputs = spec.make_inputs({"B": 2, "S": 301, "H": 2, "E": 16}, FP32)
+    inputs["bias"][:, :, :, :290] = float("-inf")  # whole first blocks of keys hidden
+    inputs["bias"][0, 1, 7] = float("-inf")
+    got = run_native(spec, inputs, isa)
+    truth = run_reference(spec, inputs, torch.float64)
+    assert got[0][0, 7, 1].isnan().all() and got[0].isnan().sum() == 16
+    assert torch.equal(got[0].isnan(), truth[0].isnan())
+    ok = truth[0].isfinite()
+    assert Error.of(got[0][ok], truth[0][ok]).worst < 1e-5
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_bias_broadcasts(isa):
+    spec = REGISTRY["attention+bias"]
+    inputs = spec.make_inputs({"B": 2, "S": 19, "H": 3, "E": 8}, FP32)
+    for shape in ((1, 3, 19, 19), (2, 1, 19, 19), (1, 1, 19, 19)):
+        part = {**inputs, "bias": inputs["bias"][: shape[0], : shape[1]]}
+        check(spec, run_native(spec, part, isa), part, FP32)
+
+
+@pytest.mark.parametrize("spec, isa, axes", every_isa())
+def test_is_deterministic_for_any_number_of_threads(spec, isa, axes):
+    inputs = spec.make_inputs(axes, FP32)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(run_native(spec, inputs, isa))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "spec, isa, axes",
+    every_isa(
+        [s for s in SPECS if not {"seed", "offsets"} & set(s.inputs)]
+    ),  # masks go by position
+)
+def test_a_row_does_not_depend_on_its_neighbours(spec, isa, axes):
+    """Batch invariance, bit for bit: half of the batch gives half of the result."""
+    axes = {**axes, "B": 3} if "B" in axes else {**axes, "M": 61}
+    letter = "B" if "B" in axes else "M"
+    inputs = spec.make_inputs(axes, FP32)
+    whole = run_native(spec, inputs, isa, save=False)[0]
+    strings = {n: spec.op.axes[n].replace("...", "M").split()[0] for n in inputs}
+    last = {n: t[-1:] if strings[n].rstrip("?") == letter else t for n, t in inputs.items()}
+    assert torch.equal(run_native(spec, last, isa, save=False)[0], whole[-1:])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_is_a_well_behaved_torch_op(spec, layout):
+    inputs = spec.make_inputs(small_case(spec), FP32, layout)
+    for name in spec.op.differentiable:
+        if name in inputs and inputs[name].is_floating_point():
+            inputs[name].requires_grad_()
+    args = spec.arguments(inputs, save=True)
+    torch.library.opcheck(spec.torch_op(), tuple(args))
+    results = spec.torch_op()(*args)
+    y, *saved = results if isinstance(results, tuple) else (results,)
+    plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+    needs = [isinstance(a, torch.Tensor) and a.requires_grad for a in args]
+    backward = getattr(torch.ops.vitkern, f"{spec.op.name}_backward").default
+    tests = ("test_schema", "test_faketensor")  # it has no gradient of its own
+    given = (torch.ones_like(y), *plain, [s.detach() for s in saved], needs)
+    torch.library.opcheck(backward, given, test_utils=tests)
+
+
+def gradients(spec, inputs, names, dtype, function):
+    cast = {n: t.detach().to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+    for name in names:
+        cast[name].requires_grad_()
+    result = function(*spec.arguments(cast, save=True))
+    result = result[0] if isinstance(result, tuple) else result
+    g = torch.Generator().manual_seed(1)
+    weights = torch.randn(result.shape, generator=g, dtype=torch.float64).to(dtype)
+    return torch.autograd.grad(result, [cast[n] for n in names], weights)
+
+
+@pytest.mark.parametrize("dtype", (FP32, BF16), ids=("float32", "bfloat16"))
+@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+def test_gradients_match_reference(spec, dtype):
+    """Through the operator, against autograd of the float64 reference, by the same contract."""
+    inputs = {
+        n: t.to(dtype) if t.is_floating_point() else t
+        for n, t in spec.make_inputs(spec.cases[3], FP32).items()
+    }
+    names = [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
+    truths = gradients(spec, inputs, names, torch.float64, spec.op.reference)
+    with FixedOrder():
+        torchs = gradients(spec, inputs, names, dtype, spec.op.reference)
+    with fixed_backwards():
+        ours = gradients(spec, inputs, names, dtype, spec.torch_op())
+    for name, got, truth, theirs in zip(names, ours, truths, torchs, strict=True):
+        error, yardstick = Error.of(got, truth), Error.of(theirs, truth)
+        assert error.within(yardstick, spec.slack, dtype), (
+            f"d{name}: {error} against torch's {yardstick}"
+        )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
+def test_gradients_match_finite_differences(spec):
+    inputs = spec.make_inputs(small_case(spec), torch.float64)
+    names = [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
+
+    def function(*tensors):
+        result = spec.torch_op()(
+            *spec.arguments({**inputs, **dict(zip(names, tensors, strict=True))}, True)
+        )
+        return result if isinstance(result, torch.Tensor) else result[0]
+
+    tensors = [inputs[n].requires_grad_() for n in names]
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=True)

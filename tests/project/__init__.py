@@ -1,0 +1,1 @@
+"""The promises that the project makes about itself."""

@@ -1,0 +1,210 @@
+"""The promises the project makes about itself."""
+
+import ast
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import vitkern
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "vitkern"
+
+# Layer -> the layers below that it may import. A file or folder of vitkern/ without its own row
+# (model, layers, engine, accelerate, weights, ...) is of the layer "model". A string that names a
+# module ("vitkern.cpu:layernorm") is no import: backends are loaded by their first call.
+MAY_IMPORT = {
+    "__main__": {"cli", "front door"},
+    "cli": {"front door", "model", "ops", "registry", "gpu", "cpu", "config", "_C"},
+    "train": {"front door", "model", "ops", "registry", "config"},
+    "inspect": {"front door", "model", "ops", "registry", "config"},
+    "front door": {"model", "config"},  # vitkern/__init__.py: `from vitkern import ViT`
+    "model": {"ops", "registry", "gpu", "cpu", "config", "_C"},
+    "ops": {"registry"},
+    "gpu": {"_C"},
+    "cpu": {"_C"},
+    "config": set(),
+    "registry": set(),
+    "_C": set(),
+}
+
+SKIPPED_FOLDERS = {".git", ".venv", ".ruff_cache", ".pytest_cache", ".benchmarks", "__pycache__"}
+SKIPPED_FOLDERS |= {"build", "dist", "vitkern.egg-info"}
+TEXT = {".py", ".cpp", ".hpp", ".inc", ".h", ".md", ".toml", ".txt", ".yaml", ".in", ".cfg", ""}
+
+
+def project_files() -> list[pathlib.Path]:
+    """What the repository holds, without what tools put beside it."""
+    found = []
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
+        found += [pathlib.Path(folder, name) for name in files]
+    return sorted(found)
+
+
+def relative(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+FILES = project_files()
+PACKAGE_FILES = [path for path in FILES if path.suffix == ".py" and PACKAGE in path.parents]
+
+
+# ---- Layers ------------------------------------------------------------------
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def run_time_nodes(node: ast.AST):
+    """Every node of the tree that runs: an import for type checkers only is no dependency."""
+    yield node
+    children = node.orelse if is_type_checking(node) else ast.iter_child_nodes(node)
+    for child in children:
+        yield from run_time_nodes(child)
+
+
+def layer_of(name: str) -> str:
+    """The layer of vitkern.<name>; a name that is no file is taken from vitkern/__init__.py."""
+    if name in MAY_IMPORT:
+        return name
+    is_file = (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
+    return "model" if is_file and name not in {"", "__init__"} else "front door"
+
+
+def imported_layers(path: pathlib.Path) -> set[str]:
+    package = ["vitkern", *path.relative_to(PACKAGE).parts[:-1]]
+    names = []
+    for node in run_time_nodes(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = [*base, *(node.module.split(".") if node.module else [])]
+            names += [[*stem, alias.name] for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [alias.name.split(".") for alias in node.names]
+    return {layer_of(name[1] if len(name) > 1 else "") for name in names if name[0] == "vitkern"}
+
+
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=relative)
+def test_layers_import_only_downwards(path):
+    layer = layer_of(path.relative_to(PACKAGE).with_suffix("").parts[0])
+    upwards = imported_layers(path) - MAY_IMPORT[layer] - {layer}
+    assert not upwards, f"{relative(path)} is of the layer {layer!r}: no import from {upwards}"
+
+
+def test_layer_table_points_downwards():
+    order = list(MAY_IMPORT)
+    for layer, below in MAY_IMPORT.items():
+        assert all(order.index(name) > order.index(layer) for name in below), layer
+
+
+# ---- Files -------------------------------------------------------------------
+
+
+def test_files_are_small():
+    code = [path for path in FILES if path.suffix in {".py", ".cpp", ".hpp", ".inc"}]
+    lines = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in code}
+    too_long = {name: count for name, count in lines.items() if count > 400}
+    assert not too_long, f"over 400 lines, split them: {too_long}"
+
+
+def test_names_say_what_is_inside():
+    vague = {"utils", "util", "helpers", "helper", "common", "misc"}
+    bad = [relative(path) for path in FILES if vague & {path.stem, path.parent.name}]
+    assert not bad, f"a name must say what is inside: {bad}"
+
+
+# Written so that no pattern matches its own line.
+FORBIDDEN = {
+    "a path of one machine": r"(?<![\w.~-])/(?:work|root|home|opt|mnt|Users)/\w",
+    "a package registry's host": r"\b(?:pypi|pythonhosted|conda\.anaconda)[.](?:org|com)\b",
+    "an unfinished part": r"\b(?:TO[D]O|FIX[M]E|X[X]X)\b",
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_nothing_is_left_lying_about(what):
+    pattern = re.compile(FORBIDDEN[what])
+    texts = [path for path in FILES if path.suffix in TEXT and path.name != "LICENSE"]
+    bad = []
+    for path in texts:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if pattern.search(line):
+                bad.append(f"{relative(path)}:{number}: {line.strip()}")
+    assert not bad, f"{what}:\n" + "\n".join(bad)
+
+
+# ---- The package -------------------------------------------------------------
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh Python has loaded after this statement."""
+    code = f"{statement}\nimport sys\nprint(*sorted(sys.modules), sep='\\n')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.split())
+
+
+def test_importing_the_package_loads_neither_torch_nor_triton_nor_the_extension():
+    assert not loaded_by("import vitkern") & {"torch", "triton", "vitkern._C", "vitkern.gpu"}
+
+
+def test_importing_the_model_loads_neither_triton_nor_the_extension():
+    assert not loaded_by("from vitkern import ViT") & {"triton", "vitkern._C", "vitkern.gpu"}
+
+
+def test_version_is_the_same_everywhere():
+    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    assert vitkern.__version__ == declared
+    assert importlib.metadata.version("vitkern") == declared, "stale install: run `make setup`"
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[?(\d+\.\d+\.\d+)", changelog, re.M)
+    assert not released or released[0] == declared, "CHANGELOG.md's newest release"
+
+
+# ---- Native objects ----------------------------------------------------------
+
+
+def test_per_isa_objects_hold_no_weak_symbols(tmp_path):
+    """The linker keeps one copy of a weak function: an AVX-512 copy would then run on every CPU.
+
+    At -O0 nothing is inlined away, so each inline function that could become such a symbol shows.
+    It is also where the kernels of CPUs other than this one are compiled.
+    """
+    cmake, nm = (shutil.which(name, path=TOOL_PATH) for name in ("cmake", "nm"))
+    compiler = shutil.which("c++") or os.environ.get("CXX")
+    if not (cmake and nm and compiler):
+        pytest.skip("needs cmake, nm and a C++ compiler")
+    configure = [cmake, "-S", str(ROOT), "-B", str(tmp_path), "-G", "Ninja"]
+    configure += ["-DVITKERN_PYTHON=OFF", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0"]
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    isas = ("portable", *(("avx2", "avx512", "avx512_vnni", "amx") if x86 else ()))
+    build = [cmake, "--build", str(tmp_path), "--target", *(f"cpu_{isa}" for isa in isas)]
+    for command in (configure, build):
+        run = subprocess.run(command, capture_output=True, text=True, env=TOOL_ENVIRONMENT)
+        assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    objects = [path for isa in isas for path in tmp_path.glob(f"**/cpu_{isa}.dir/**/*.o")]
+    assert objects, "no per-ISA objects were built"
+    weak = []
+    for path in objects:
+        command = [nm, "--defined-only", "--demangle", str(path)]
+        for line in subprocess.check_output(command, text=True).splitlines():
+            _, kind, symbol = line.split(maxsplit=2)
+            # DW.ref.* is the exception table's pointer to the runtime: data, the same for each ISA.
+            if kind in "WwVvu" and not symbol.startswith("DW.ref."):
+                weak.append(f"{path.parent.parent.parent.name}/{path.name}: {symbol}")
+    assert not weak, "put these into an unnamed namespace or out of the kernels:\n" + "\n".join(
+        weak
+    )
+
+
+TOOL_PATH = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
+TOOL_ENVIRONMENT = {**os.environ, "PATH": TOOL_PATH}

@@ -1,0 +1,179 @@
+"""The ahead-of-time build list: every kernel that the usual ViTs ask for, recorded, not guessed.
+
+Each model runs on meta tensors, which have shapes and no numbers, with the GPU launchers in the
+operators' places and a recorder behind them. What is built is therefore what a launcher would ask
+for: block sizes from gpu/configs.py, absent arguments, divisibility promises and all.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import ops
+from ..config import ViTConfig
+from ..gpu.launch import Launch, Recorder, Variant, executing
+from ..model import ViT, fused_block
+
+if TYPE_CHECKING:
+    from .gpu import GpuEngine
+
+MODELS = ("Ti/16", "S/16", "B/16", "L/16", "S/14", "B/14", "L/14", "H/14")
+BATCHES = (1, 8, 64)  # one for each bucket of rows in gpu/configs.py, and more
+
+
+class Precision(NamedTuple):
+    """What a model is held and multiplied in."""
+
+    model: torch.dtype  # parameters, images and the residual stream
+    matrices: torch.dtype | None  # what matrices are cast to, as under autocast; None: as they are
+    engine: str  # the engine's name of it
+    tf32: bool | None = None  # how fp32 is multiplied
+
+
+PRECISIONS = {
+    "fp32": Precision(torch.float32, None, "fp32", False),
+    "tf32": Precision(torch.float32, None, "tf32", True),
+    "fp16": Precision(torch.float16, None, "float16"),
+    "bf16": Precision(torch.bfloat16, None, "bf16"),
+    "autocast-fp16": Precision(torch.float32, torch.float16, "float16"),
+    "autocast-bf16": Precision(torch.float32, torch.bfloat16, "bf16"),
+}
+
+
+# What is built unless asked for: autocast's mixtures are compiled at their first use.
+USUAL = ("fp32", "tf32", "fp16", "bf16")
+
+# How images come: in the model's dtype, or as bytes by planes (B, C, Y, X) or by pixels.
+IMAGES = ("floats", "planes of bytes", "pixels of bytes")
+
+
+class Case(NamedTuple):
+    """One forward, or a forward and a backward, whose launches are wanted."""
+
+    name: str  # as ViTConfig.named knows it
+    precision: str
+    batch: int
+    training: bool = False
+    images: str = IMAGES[0]
+
+
+def cases(models: Sequence[str], precisions: Sequence[str], backward: bool) -> Iterator[Case]:
+    """Inference of every model and batch; training as well, unless `backward` is off."""
+    for name, precision, batch in itertools.product(models, precisions, BATCHES):
+        for images in IMAGES:
+            yield Case(name, precision, batch, images=images)
+        if backward and batch > 1:
+            yield Case(name, precision, batch, training=True)
+
+
+class Launchers(TorchDispatchMode):
+    """Runs what an operator runs on a GPU, forward and backward, wherever its tensors are."""
+
+    ON_GPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "vitkern":
+            return func.redispatch(self.ON_GPU, *args)
+        return func(*args, **(kwargs or {}))
+
+
+def operator_launches(case: Case, recorder: Recorder) -> None:
+    """The fused operators of one model, called as `ViT.forward` calls them in training."""
+    if case.images != IMAGES[0]:  # bytes come to the engine
+        return
+    precision, model = PRECISIONS[case.precision], _model(case.name, case.precision, case.training)
+    with torch.set_grad_enabled(case.training), executing(recorder), Launchers():
+        seeds = model._seeds(torch.device("meta"))
+        x = model._fused_embed(_images(case, model), seeds)
+        for i, block in enumerate(model.blocks):
+            own = None if seeds is None else seeds[1 + 3 * i : 4 + 3 * i]
+            x = fused_block(block, x, model.config.grid, own, precision.matrices)
+        y = _head(model, x, seeds, precision.matrices)
+        if case.training:
+            y.backward(torch.empty_like(y))
+        else:
+            model._normed(x)  # forward_features
+
+
+def engine_launches(case: Case, recorder: Recorder) -> None:
+    """The packed engine's plans: logits, and tokens."""
+    if case.training:
+        return
+    engine = _engine(case.name, case.precision)
+    image, c, dtype = _images(case, engine.model), engine.model.config, engine.model.dtype
+    logits = torch.empty(case.batch, c.classes or c.width, dtype=dtype, device="meta")
+    tokens = torch.empty(case.batch, c.tokens, c.width, dtype=dtype, device="meta")
+    with torch.no_grad(), executing(recorder):
+        engine._forward("logits", image, logits)
+        engine._forward("tokens", image, tokens)
+
+
+@functools.cache
+def _model(name: str, precision: str, training: bool) -> ViT:
+    """The model with two blocks, which stand for all.
+
+    The first has no drop-path and reads the embedding's rows, the others read a block's, and the
+    last may compute the class token's row alone.
+    """
+    changes = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "drop_path": 0.1 if training else 0.0}
+    config = ViTConfig.named(name, depth=2, **changes)
+    return ViT(config, device="meta", dtype=PRECISIONS[precision].model).train(training)
+
+
+@functools.cache
+def _engine(name: str, precision: str) -> GpuEngine:
+    """Its own recorder is never used: launches go to the one in force."""
+    from .gpu import GpuEngine
+
+    model = _model(name, precision, False)
+    return GpuEngine(model, PRECISIONS[precision].engine, Recorder("sm_80"))
+
+
+def _images(case: Case, model: ViT) -> Tensor:
+    side = model.config.image_size
+    dtype = model.dtype if case.images == IMAGES[0] else torch.uint8
+    if case.images.startswith("pixels"):
+        pixels = torch.empty(case.batch, side, side, 3, dtype=dtype, device="meta")
+        return pixels.permute(0, 3, 1, 2)
+    return torch.empty(case.batch, 3, side, side, dtype=dtype, device="meta")
+
+
+def _head(model: ViT, x: Tensor, seeds: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    """`ViT._fused_head`, for a cast that only a real device's autocast would ask for."""
+    if dtype is None or not isinstance(model.head, nn.Linear):
+        return model._fused_head(x, seeds)
+    norm, weight = model.norm, model.head.weight.to(dtype)
+    return ops.norm_linear(x[:, 0], norm.weight, norm.bias, weight, model.head.bias, eps=norm.eps)
+
+
+# Where launches come from: each takes a case and records what it would launch.
+SOURCES: list[Callable[[Case, Recorder], None]] = [operator_launches, engine_launches]
+
+
+def launches(case: Case, arch: str) -> list[Launch]:
+    """All launches of a case on an architecture, in order."""
+    recorder = Recorder(arch, PRECISIONS[case.precision].tf32)
+    for source in SOURCES:
+        source(case, recorder)
+    return recorder.launches
+
+
+def variants(
+    arch: str,
+    precisions: Sequence[str] = USUAL,
+    models: Sequence[str] = MODELS,
+    backward: bool = True,
+) -> list[Variant]:
+    """What has to be compiled for an architecture, each once, in the order of first use."""
+    found: dict[str, Variant] = {}
+    for case in cases(models, precisions, backward):
+        for one in launches(case, arch):
+            found.setdefault(one.variant.name, one.variant)
+    return list(found.values())

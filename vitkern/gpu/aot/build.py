@@ -1,0 +1,400 @@
+"""Compiles kernels ahead of time, without a GPU: a folder of binaries and their manifest.
+
+`build` compiles what it is given (engines/trace.py knows what the models need), a few at a time in
+processes of their own, and writes `manifest.json` last and in one step: whoever reads the folder
+meanwhile, or after an interrupted build, finds the earlier one whole. Binaries are named by a hash
+of everything that made them, so a later build compiles only what changed. 0.4 to 2 s a kernel.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import io
+import multiprocessing
+import os
+import pathlib
+import re
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ..configs import ARCHS
+from ..launch import ALIGNMENT, Variant
+from . import folder, machine_code
+
+OPTIONS = {"enable_fp_fusion": True}  # explicit: the default of later Tritons may be another
+
+
+class Binary(NamedTuple):
+    """A compiled kernel."""
+
+    code: bytes  # cubin or hsaco
+    suffix: str
+    facts: dict[str, object]  # what the manifest says of it besides file and key
+    assembly: str  # AMD's; "" for NVIDIA, whose cubin can be disassembled
+    ttir: str  # Triton's first IR, which tells the products in the source
+    tensor_columns: int
+
+
+class Checked(NamedTuple):
+    """A kernel's machine code and what is wrong with it."""
+
+    label: str  # the variant for people
+    id: str
+    report: machine_code.Report
+    broken: list[str]  # gates
+    absent: tuple[str, ...] = ()  # tensors that this variant has none of
+
+
+class Failure(NamedTuple):
+    """A kernel that could not be compiled, or not be analysed."""
+
+    id: str
+    arch: str
+    reason: str
+
+
+@dataclasses.dataclass
+class Result:
+    """What a build did."""
+
+    folder: pathlib.Path
+    entries: list[dict] = dataclasses.field(default_factory=list)  # of this build, in its order
+    checked: list[Checked] = dataclasses.field(default_factory=list)
+    failures: list[Failure] = dataclasses.field(default_factory=list)
+    built: int = 0
+    kept: int = 0  # of earlier builds, and still in the manifest
+    seconds: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry["bytes"] for entry in self.entries)
+
+
+Progress = Callable[[int, int, str], None]  # done, of how many, the newest
+
+
+def target_of(arch: str) -> GPUTarget:
+    """Triton's name of an architecture; ValueError for one that vitkern has no settings for."""
+    if arch not in ARCHS:
+        raise ValueError(f"unknown architecture {arch!r}; known: {', '.join(ARCHS)}")
+    if arch.startswith("gfx"):
+        return GPUTarget("hip", arch, 64)
+    return GPUTarget("cuda", int(arch[3:]), 32)
+
+
+def input_of(variant: Variant) -> tuple[ASTSource, dict[str, object]]:
+    """What triton.compile takes for a variant: its source, and its options."""
+    names = variant.kernel.arg_names
+    source = ASTSource(
+        variant.kernel,
+        {name: "constexpr" for name in names} | dict(variant.signature),
+        dict(variant.constants),
+        {(names.index(name),): [["tt.divisibility", ALIGNMENT]] for name in variant.divisible},
+    )
+    return source, {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **OPTIONS}
+
+
+def compile_variant(variant: Variant, arch: str) -> Binary:
+    """Compile one kernel, or take it from Triton's cache; raises what Triton raises."""
+    target, (source, options) = target_of(arch), input_of(variant)
+    with knobs.compilation.scope(), contextlib.redirect_stdout(io.StringIO()):  # ptxas's errors
+        knobs.compilation.disable_line_info = True
+        try:
+            made = triton.compile(source, target=target, options=options)
+            code = _whole(made.asm)
+        except (OSError, ValueError, KeyError):  # its cache is damaged: once more without it
+            knobs.compilation.always_compile = True
+            made = triton.compile(source, target=target, options=options)
+            code = _whole(made.asm)
+    found = made.metadata._asdict()
+    facts = {
+        "id": variant.name,
+        "kernel": found["name"],
+        "arch": arch,
+        "num_warps": found["num_warps"],
+        "warp_size": target.warp_size,
+        "num_stages": variant.num_stages,
+        "shared": found["shared"],
+        **{
+            f"{kind}_scratch": [found.get(f"{kind}_scratch_{n}") or n_ for n, n_ in _SCRATCH]
+            for kind in ("global", "profile")
+        },
+        "arguments": [[n, kind, n in variant.divisible] for n, kind in variant.signature],
+        "constants": dict(variant.constants),
+    }
+    suffix = "hsaco" if "hsaco" in made.asm else "cubin"
+    assembly = made.asm["amdgcn"] if suffix == "hsaco" else ""
+    return Binary(code, suffix, facts, assembly, made.asm["ttir"], found.get("tmem_size") or 0)
+
+
+_SCRATCH = (("size", 0), ("align", 1))
+
+
+def _whole(asm: Mapping[str, object]) -> bytes:
+    """The binary, if it is not cut short: an ELF file ends with its table of sections, or later."""
+    code = asm["hsaco"] if "hsaco" in asm else asm["cubin"]
+    if code[:4] != b"\x7fELF" or len(code) < 64:
+        raise ValueError("not an ELF file")
+    (start,), (size, count) = (
+        struct.unpack_from("<Q", code, 40),
+        struct.unpack_from("<HH", code, 58),
+    )
+    if len(code) < start + size * count:
+        raise ValueError("an ELF file that is cut short")
+    return code
+
+
+def key_of(variant: Variant, arch: str) -> str:
+    """A hash of everything that a binary depends on."""
+    parts = (
+        variant.kernel.cache_key, variant.signature, variant.constants, variant.divisible,
+        variant.num_warps, variant.num_stages, arch, triton.__version__, sorted(OPTIONS.items()),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def is_promised(variant: Variant) -> bool:
+    """Whether every pointer and specialised size is promised to be a multiple of ALIGNMENT."""
+    free = {p.name for p in variant.kernel.params if p.do_not_specialize}
+    sizes = [n for n, kind in variant.signature if kind[0] in "*i" and n not in free]
+    return set(sizes) <= set(variant.divisible)
+
+
+def check(variant: Variant, binary: Binary) -> Checked:
+    """Analyse the machine code and apply the gates."""
+    facts = binary.facts
+    report = machine_code.analyse(
+        facts["kernel"], facts["arch"], binary.assembly or binary.code,
+        facts["num_warps"], facts["shared"], binary.ttir, binary.tensor_columns,
+    )  # fmt: skip
+    broken = machine_code.gates(report, is_promised(variant))
+    absent = tuple(name for name, value in variant.constants if value is None)
+    return Checked(label_of(variant), variant.name, report, broken, absent)
+
+
+def label_of(variant: Variant) -> str:
+    """A variant for people: kernel, dtypes in order of first use, what is on, blocks, settings."""
+    kinds = {"*fp32": "fp32", "*fp16": "fp16", "*bf16": "bf16", "*u8": "uint8"}
+    dtypes = dict.fromkeys(kinds[kind] for _, kind in variant.signature if kind in kinds)
+    options, blocks = [], []
+    for name, value in variant.constants:
+        if value in (None, "none") or name == "GROUP" or name.endswith("UNIT"):
+            continue
+        if name == "PRECISION" and {"fp16", "bf16"} & dtypes.keys():
+            continue  # ignored for 16-bit operands
+        if isinstance(value, bool):
+            options += [name.lower()] if value else []
+        elif isinstance(value, str):
+            options.append(value)
+        elif re.fullmatch("B[A-Z]", name):
+            blocks.append(f"{name} {value}")
+        elif value:
+            options.append(f"{name} {value}")
+    if not is_promised(variant):
+        options.append("odd sizes")
+    counts = {"warp": variant.num_warps, "stage": variant.num_stages}
+    settings = ", ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items())
+    parts = (variant.kernel.__name__, "/".join(dtypes), *options, " ".join(blocks), settings)
+    return ", ".join(part for part in parts if part)
+
+
+# ---- many at once --------------------------------------------------------------------------------
+
+
+class _Task(NamedTuple):
+    """One kernel for a worker, as values that can be sent to another process."""
+
+    id: str  # Variant.name
+    function: str  # "module:name" of the kernel
+    variant: tuple  # Variant's fields but the kernel
+    arch: str
+    key: str
+    write: str  # the folder that the binary goes to; "" when it is there already
+    check: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.function.rpartition(':')[2]} {self.arch}"
+
+
+class _Done(NamedTuple):
+    entry: dict | None = None
+    checked: Checked | None = None
+    failure: Failure | None = None
+
+
+def _task(variant: Variant, arch: str, key: str, write: str, check: bool) -> _Task:
+    values = tuple(getattr(variant, f.name) for f in dataclasses.fields(variant))
+    return _Task(variant.name, function_of(variant), values[1:], arch, key, write, check)
+
+
+def function_of(variant: Variant) -> str:
+    """Where a kernel is found again: "vitkern.gpu.layernorm:layernorm_forward"."""
+    return f"{variant.kernel.fn.__module__}:{variant.kernel.fn.__qualname__}"
+
+
+def _find(function: str):
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def is_current(entry: dict) -> bool:
+    """Whether an earlier build's kernel would be compiled from the same source today."""
+    module = entry["function"].partition(":")[0]  # of anybody's: only vitkern's own are imported
+    known = module in sys.modules or module.startswith("vitkern.gpu.")
+    try:
+        return known and _find(entry["function"]).cache_key == entry["source"]
+    except Exception:  # whatever keeps its module from being imported
+        return False
+
+
+def _work(task: _Task) -> _Done:
+    """Compile, write and analyse one kernel; in a worker."""
+    entry = None
+    try:
+        variant = Variant(_find(task.function), *task.variant)
+        binary = compile_variant(variant, task.arch)
+        entry = _write(task, binary) if task.write else None
+        return _Done(entry, check(variant, binary) if task.check else None)
+    except Exception as error:
+        while error.__cause__ is not None:
+            error = error.__cause__
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = f"{type(error).__name__}: {' '.join(lines[-3:])[-400:]}"
+        return _Done(entry, failure=Failure(task.id, task.arch, reason))
+
+
+def _write(task: _Task, binary: Binary) -> dict:
+    """Put a binary into the folder; returns the manifest's entry."""
+    name = f"{task.arch}/{binary.facts['kernel']}-{task.key[:16]}.{binary.suffix}"
+    path = pathlib.Path(task.write, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_whole(path, binary.code)
+    return {
+        **binary.facts,
+        "file": name,
+        "sha256": hashlib.sha256(binary.code).hexdigest(),
+        "bytes": len(binary.code),
+        "function": task.function,
+        "source": _find(task.function).cache_key,
+        "key": task.key,
+    }
+
+
+def _run_all(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[_Task, _Done]]:
+    """Work off all tasks, in any order; a compiler that crashes fails its own task only."""
+    if jobs == 1:
+        yield from ((task, _work(task)) for task in tasks)
+        return
+    left = list(tasks)
+    while left:
+        suspects = []
+        with _pool(min(jobs, len(left))) as pool:
+            futures = {pool.submit(_work, task): task for task in left}
+            try:
+                for future in concurrent.futures.as_completed(futures):
+                    yield futures[future], future.result()
+                    left.remove(futures[future])
+            except concurrent.futures.BrokenExecutor:  # some worker died; its neighbours with it
+                suspects = left[: jobs + 1]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        for task in suspects:
+            left.remove(task)
+            yield task, _alone(task)
+
+
+def _alone(task: _Task) -> _Done:
+    """One task in a process of its own, which may die."""
+    with _pool(1) as pool:
+        try:
+            return pool.submit(_work, task).result()
+        except concurrent.futures.BrokenExecutor:
+            return _Done(failure=Failure(task.id, task.arch, "the compiler crashed"))
+
+
+def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
+    # spawn: a fork of a process that runs torch's and LLVM's threads may hang
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """A worker whose build was killed would wait for its next task for ever."""
+    wait = multiprocessing.parent_process().join
+    threading.Thread(target=lambda: (wait(), os._exit(1)), daemon=True).start()
+
+
+def build(
+    variants: Mapping[str, Iterable[Variant]],
+    out: str | os.PathLike,
+    jobs: int | None = None,
+    progress: Progress = lambda done, total, name: None,
+    analyse: bool = False,
+) -> Result:
+    """Compile `variants` (by architecture) into the folder `out` and write its manifest.
+
+    Kernels of earlier builds stay in the manifest while their source is the same. A kernel that
+    fails is listed in the result, and the others are built. With `analyse` the gates of
+    machine_code.py are applied to every one.
+    """
+    begin, target = time.perf_counter(), folder.make(out, variants)
+    earlier = {entry["key"]: entry for entry in folder.read(target)}
+    result, tasks, wanted = Result(target), [], {}
+    for arch, several in variants.items():
+        target_of(arch)
+        for variant in several:
+            key = key_of(variant, arch)
+            if key in wanted:
+                continue
+            wanted[key] = variant
+            mine = {"id": variant.name, "arch": arch}.items() <= earlier.get(key, {}).items()
+            there = mine and folder.is_there(target, earlier[key])
+            if analyse or not there:
+                tasks.append(_task(variant, arch, key, "" if there else str(target), analyse))
+            if not there:
+                earlier.pop(key, None)
+    made: dict[str, dict] = {}
+    checked: dict[str, Checked] = {}
+    done = len(wanted) - len(tasks)
+    for task, end in _run_all(tasks, jobs or _cores()):
+        done += 1
+        progress(done, len(wanted), task.name)
+        if end.failure:
+            result.failures.append(end.failure)
+        if end.entry:
+            made[task.key] = end.entry
+        if end.checked:
+            checked[task.key] = end.checked
+    result.checked = [checked[key] for key in wanted if key in checked]
+    result.built = len(made)
+    result.entries = [e for key in wanted if (e := made.get(key) or earlier.get(key))]
+    names = {(entry["id"], entry["arch"]) for entry in result.entries}
+    kept = [
+        entry
+        for key, entry in earlier.items()
+        if key not in wanted and (entry["id"], entry["arch"]) not in names
+        if is_current(entry) and folder.is_there(target, entry)
+    ]
+    result.kept = len(kept)
+    folder.finish(target, [*result.entries, *kept])
+    result.seconds = time.perf_counter() - begin
+    return result
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

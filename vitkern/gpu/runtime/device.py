@@ -1,0 +1,114 @@
+"""The executor of a real GPU: binaries built ahead of time where there are any, else Triton's JIT.
+
+`use_binaries(folder)` or the environment variable VITKERN_BINARIES names the folder that
+`python -m vitkern aot` wrote. Without a matching binary Triton compiles the same launch on its
+first call (seconds, then cached on disk); `status` says which of the two served so far.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+
+import torch
+
+from ..configs import nearest_arch
+from ..launch import Launch
+from . import binary
+
+_FOLDER = "VITKERN_BINARIES"
+
+
+class DeviceExecutor:
+    """Runs launches on one CUDA or ROCm device, on PyTorch's current stream there."""
+
+    def __init__(self, device: torch.device, store: binary.Store | None) -> None:
+        self.device = device
+        self.real_arch = arch_name(device)
+        built_for = store.arch_for(self.real_arch) if store is not None else None
+        self.arch = built_for or nearest_arch(self.real_arch)  # whose settings are used
+        self.served: collections.Counter[str] = collections.Counter()
+        self._binaries = None
+        if built_for is not None:
+            self._binaries = binary.BinaryExecutor(store, device.index, built_for)
+        self._foreign = store is not None and built_for is None
+
+    def run(self, launch: Launch) -> None:
+        if self._binaries is not None and self._binaries.has(launch):
+            self._binaries.run(launch)
+            self.served["binaries"] += 1
+            return
+        with torch.cuda.device(self.device):
+            launch.kernel[launch.grid](
+                **launch.arguments, num_warps=launch.num_warps, num_stages=launch.num_stages
+            )
+        self.served["Triton's compiler"] += 1
+
+    def plan(self, launches, slots):
+        """One C++ call for all launches, or None when a binary is missing."""
+        if self._binaries is None or not all(map(self._binaries.has, launches)):
+            return None
+        return _Counted(self._binaries.plan(launches, slots), self.served)
+
+    def status(self) -> str:
+        """One line for `explain()`: what starts the kernels here."""
+        if self._foreign:
+            source = f"compiled by Triton at first use (no binaries for {self.real_arch})"
+        elif self._binaries is None:
+            source = f"compiled by Triton at first use (no binaries: set {_FOLDER})"
+        else:
+            source = f"binaries of {self._binaries.store.folder} for {self._binaries.arch}"
+            source += ", Triton's compiler where one is missing"
+        served = ", ".join(f"{count} by {name}" for name, count in self.served.items())
+        return f"{source}; launches so far: {served or 'none'}"
+
+
+class _Counted:
+    """A plan whose launches are counted as the executor's own."""
+
+    def __init__(self, plan: binary.Plan, served: collections.Counter[str]) -> None:
+        self._plan, self._served = plan, served
+
+    def run(self, *slots) -> None:
+        self._plan.run(*slots)
+        self._served["binaries"] += self._plan.launches
+
+
+def arch_name(device: torch.device) -> str:
+    """ "sm_80" or "gfx942"."""
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return properties.gcnArchName.split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+@functools.lru_cache
+def _store(folder: str) -> binary.Store | None:
+    return binary.Store(folder) if folder else None
+
+
+_executors: dict[torch.device, DeviceExecutor] = {}
+_folder: str | None = None
+
+
+def use_binaries(folder: str | os.PathLike | None) -> None:
+    """Launch this folder's binaries from now on; None for Triton's compiler alone.
+
+    A model that has run on a GPU keeps what it has until `model.repack()`.
+    """
+    global _folder
+    _folder = "" if folder is None else os.fspath(folder)
+    _store(_folder)  # a bad folder is an error here, not in the middle of a forward
+    _executors.clear()
+
+
+def executor(device: torch.device) -> DeviceExecutor:
+    """The executor of a device, made at its first use."""
+    if device.index is None:
+        device = torch.device(device.type, torch.cuda.current_device())
+    found = _executors.get(device)
+    if found is None:
+        folder = os.environ.get(_FOLDER, "") if _folder is None else _folder
+        found = _executors[device] = DeviceExecutor(device, _store(folder))
+    return found
