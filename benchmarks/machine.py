@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 
 from vitkern import cpu
-from vitkern.dispatch import PRECISIONS
 from vitkern.measure.machine import describe, let_torch_run_bf16
+from vitkern.precision import CHOICES, PRECISIONS
 
 MATMUL_SIZES = (512, 1024, 1536)  # 1 to 9 MB an operand in fp32: past L2, a tenth of a second each
 L2_BYTES = 1 << 20  # for each thread; half of today's smaller L2 caches of servers
@@ -26,7 +26,7 @@ MEMORY_BYTES = 512 << 20  # past any L3 a virtual machine is really given
 
 def precisions() -> list[str]:
     """Those that differ on this machine: tf32 is fp32 without AMX."""
-    return [p for p in PRECISIONS if p != "tf32" or cpu.isa() == "amx"]
+    return [p for p in CHOICES if p != "tf32" or cpu.isa() == "amx"]
 
 
 def best_rate(run: Callable[[], float], seconds: float) -> float:
@@ -77,7 +77,7 @@ def limits(seconds: float = 0.5) -> dict[str, object]:
     return {
         "kind": "limits",
         "multiply_gflops": {p: multiply_gflops(p, seconds) for p in precisions()},
-        "matmul_gflops": {p: matmul_gflops(PRECISIONS[p], seconds) for p in precisions()},
+        "matmul_gflops": {p: matmul_gflops(PRECISIONS[p].dtype, seconds) for p in precisions()},
         "read_gbs": {place: read_gbs(size, seconds) for place, size in sizes.items()},
         "read_bytes": sizes,
     }

@@ -16,8 +16,8 @@ import torch
 
 from benchmarks import models
 from vitkern import ViT, ViTConfig
-from vitkern.dispatch import PRECISIONS
 from vitkern.measure.machine import let_torch_run_bf16
+from vitkern.precision import CHOICES
 
 STATUS = pathlib.Path("/proc/self/status")
 CLEAR = pathlib.Path("/proc/self/clear_refs")
@@ -53,7 +53,7 @@ def measure(model: ViT, batch: int, precision: str, provider: str) -> dict[str, 
         before = settle()
         call()
         growth = resident("VmHWM") - before
-    packed = sum(engine.packed_bytes for engine in chosen._engines.values())
+    packed = sum(engine.packed_bytes for engine in chosen.engines.packed())
     return {
         "weights_bytes": sum(p.numel() * p.element_size() for p in chosen.parameters()),
         "packed_bytes": packed,
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model")
     parser.add_argument("batch", type=int)
-    parser.add_argument("precision", choices=list(PRECISIONS))
+    parser.add_argument("precision", choices=CHOICES)
     parser.add_argument("provider", choices=["native", "torch"])
     given = parser.parse_args(arguments)
     let_torch_run_bf16()

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from vitkern import ViT
-from vitkern.dispatch import PRECISIONS
+from vitkern.precision import PRECISIONS
 
 
 def contestants(model: ViT, precision: str) -> dict[str, nn.Module]:
     """Eager PyTorch at this precision, in 16 bits also in fp32 (often faster), and vitkern."""
-    dtype = PRECISIONS[precision]
+    dtype = PRECISIONS[precision].dtype
     eager = {"torch": copy.deepcopy(model).to(dtype)}
     if dtype != torch.float32:
         eager["torch_fp32"] = copy.deepcopy(model)
@@ -30,7 +30,7 @@ def calls(
 ) -> dict[str, Callable[[], object]]:
     """One forward of each; a peer at this precision gets its image in that dtype, once."""
     images = {
-        p: image.to(torch.float32 if p in ("torch_fp32", "native") else PRECISIONS[precision])
+        p: image.to(torch.float32 if p in ("torch_fp32", "native") else PRECISIONS[precision].dtype)
         for p in models
     }
     return {p: lambda p=p: models[p](images[p]) for p in models}
@@ -68,4 +68,4 @@ def engine_flops(model: ViT, batch: int, size: int) -> int:
 def bytes_moved(model: ViT, image: Tensor, precision: str) -> int:
     """Compulsory traffic: every weight at this precision and every pixel read once."""
     weights = sum(p.numel() for p in model.parameters())
-    return PRECISIONS[precision].itemsize * weights + image.element_size() * image.numel()
+    return PRECISIONS[precision].dtype.itemsize * weights + image.element_size() * image.numel()

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import memory, rows
 from benchmarks.machine import precisions
-from vitkern.dispatch import PRECISIONS
+from vitkern.precision import CHOICES, PRECISIONS
 
 KIND = "memory"
 BATCHES = {"S/16": (1, 8, 32), "B/16": (1, 8)}
@@ -19,7 +19,7 @@ BATCHES = {"S/16": (1, 8, 32), "B/16": (1, 8)}
 def cases(quick: bool) -> list:
     """(model, batch, precision); quick keeps Ti/16 at batch 1 in the first precision."""
     found = [(m, b, p) for m, batches in BATCHES.items() for b in batches for p in precisions()]
-    found = [("Ti/16", 1, next(iter(PRECISIONS)))] if quick else found
+    found = [("Ti/16", 1, CHOICES[0])] if quick else found
     return [pytest.param(case, id="-".join(map(str, case))) for case in found]
 
 
@@ -41,7 +41,7 @@ def test_memory(case, benchmark, keep_row) -> None:
                 "kind": KIND,
                 "name": name,
                 "axes": {"B": batch},
-                "dtype": str(PRECISIONS[precision])[6:],
+                "dtype": str(PRECISIONS[precision].dtype)[6:],
                 "precision": precision,
                 "provider": provider,
                 **sizes,

@@ -12,7 +12,7 @@ from benchmarks import models
 from benchmarks.machine import precisions
 from benchmarks.peers import timm_model
 from vitkern import ViT
-from vitkern.dispatch import PRECISIONS
+from vitkern.precision import PRECISIONS
 
 KIND = "model"
 MODELS = {
@@ -50,7 +50,7 @@ def test_model(case, compare) -> None:
     name, batch, precision = case
     found = dict(originals(name))
     model = found.pop("native")
-    peers = {p: copy.deepcopy(peer).to(PRECISIONS[precision]) for p, peer in found.items()}
+    peers = {p: copy.deepcopy(peer).to(PRECISIONS[precision].dtype) for p, peer in found.items()}
     competing = {**peers, **models.contestants(model, precision)}
     image = torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE)
     models.require_engine(competing["native"], image)
@@ -58,7 +58,7 @@ def test_model(case, compare) -> None:
         models.calls(competing, image, precision),
         name,
         {"B": batch},
-        str(PRECISIONS[precision])[6:],
+        str(PRECISIONS[precision].dtype)[6:],
         precision=precision,
         flops=models.flops(model, batch, IMAGE_SIZE),
         native_flops=models.engine_flops(model, batch, IMAGE_SIZE),

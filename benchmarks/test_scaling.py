@@ -11,7 +11,7 @@ import torch
 from benchmarks import models
 from benchmarks.machine import precisions
 from vitkern import ViT
-from vitkern.dispatch import PRECISIONS
+from vitkern.precision import PRECISIONS
 
 KIND = "scaling"
 SIZE = 224
@@ -80,7 +80,7 @@ def test_scaling(case, compare) -> None:
             models.calls(competing, image, precision),
             name,
             {"B": batch, "Y": size, "X": size, "threads": threads},
-            str(PRECISIONS[precision])[6:],
+            str(PRECISIONS[precision].dtype)[6:],
             precision=precision,
             flops=models.flops(model, batch, size),
             native_flops=models.engine_flops(model, batch, size),

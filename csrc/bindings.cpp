@@ -1,6 +1,6 @@
 // The Python face of the native backend: names, pointers and sizes. No arithmetic here; only this
-// file and cuda/bindings.cpp know pybind11. Tensors come as addresses (0 is null); cpu/checks.cpp
-// checks the sizes that come with them.
+// file, watch.cpp and cuda/bindings.cpp know pybind11. Tensors come as addresses (0 is null);
+// cpu/checks.cpp checks the sizes that come with them.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #if defined(_OPENMP)
@@ -13,6 +13,7 @@
 #include "cpu/fingerprint.hpp"
 #include "cuda/bindings.hpp"
 #include "initialised.hpp"
+#include "watch.hpp"
 
 VITKERN_INITIALISED_SHARED(vitkern::Engine);
 VITKERN_INITIALISED_SHARED(vitkern::Fingerprint);
@@ -246,5 +247,6 @@ PYBIND11_MODULE(_C, m) {
           }))
       .def("matches", [](const FingerprintPtr& f) { return f->matches(); });
 
+  bind_watch(m);
   cuda::bind(m);
 }

@@ -15,7 +15,8 @@ import torch
 
 import vitkern.ops  # noqa: F401  fills the registry
 from vitkern import cpu
-from vitkern.registry import REGISTRY, Error, OpSpec
+from vitkern.contract import Error
+from vitkern.registry import REGISTRY, OpSpec
 
 
 def ratios(spec: OpSpec, dtype: torch.dtype, isa: str) -> tuple[float, float]:
@@ -24,11 +25,11 @@ def ratios(spec: OpSpec, dtype: torch.dtype, isa: str) -> tuple[float, float]:
     for axes in spec.cases:
         inputs = spec.make_inputs(axes, dtype)
         args = spec.arguments(inputs)
-        plan = spec.op.plan(dict(zip(spec.op.arguments, args, strict=True)))
-        results = plan.allocate(args[0])
+        shape = spec.op.call_shape(dict(zip(spec.op.arguments, args, strict=True)))
+        results = shape.allocate(args[0])
         if results[0].numel() <= 50:
             continue  # a handful of numbers has no stable rms
-        spec.load("native")(plan.sizes, results, *args, isa=isa)
+        spec.load("native")(shape.sizes, results, *args, isa=isa)
         wide = {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()}
         truth = spec.op.reference(*spec.arguments(wide))[0]
         ours, torchs = (

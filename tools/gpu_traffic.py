@@ -13,7 +13,6 @@ reads the image and every parameter once and writes the result (and the gradient
 from __future__ import annotations
 
 import argparse
-import contextlib
 import pathlib
 import re
 import sys
@@ -107,19 +106,17 @@ def count(config: ViTConfig, batch: int, training: bool) -> Counts:
     model = ViT(config, **META).train(training)
     image = torch.empty(batch, config.channels, config.image_size, config.image_size, **META)
     eager = Eager()
-    model.path = "reference"
     with torch.set_grad_enabled(training), _FusedAttention(eager), eager:
-        _step(model, image, training)
+        _step(model, model.reference_forward(image), training)
     recorder, others = Recorder("sm_80"), Eager()
     if training:
-        model.path = "fused"
-        with executing(recorder), _without_modes(model), others, Launchers():
-            _step(model, image, training)
+        with executing(recorder), others, Launchers():
+            _step(model, model.fused_forward(image), training)
     else:
         engine = GpuEngine(model, "bf16", recorder)
         y = torch.empty(batch, config.classes, **META)
         with torch.no_grad(), executing(recorder):
-            engine._forward("logits", image, y)
+            engine.start("logits", image, y)
     parameters = sum(map(touched, model.parameters()))
     least = touched(image) + parameters * (2 if training else 1)
     if not training:
@@ -127,20 +124,9 @@ def count(config: ViTConfig, batch: int, training: bool) -> Counts:
     return Counts(traffic.of(recorder.launches).plus(others.total), eager.total, least)
 
 
-def _step(model: ViT, image: torch.Tensor, training: bool) -> None:
-    y = model(image)
+def _step(model: ViT, y: torch.Tensor, training: bool) -> None:
     if training:  # gradients as they come: .grad would be the same tensors
         torch.autograd.grad(y, list(model.parameters()), torch.empty_like(y))
-
-
-@contextlib.contextmanager
-def _without_modes(model: ViT):
-    """The fused path although modes are active, which `paths` would take for a FLOP counter."""
-    model._choose = lambda image, want: "fused"
-    try:
-        yield
-    finally:
-        del model._choose
 
 
 def block(config: ViTConfig, batch: int) -> Counts:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from . import dispatch as paths
-from .dispatch import PRECISIONS
 from .model import ViT
+from .precision import check_choice
 from .weights import timm
 
 
@@ -18,15 +18,12 @@ def accelerate(model: nn.Module, precision: str | None = None) -> ViT:
     None is the model's own dtype. A model that vitkern cannot express, or that has hooks or foreign
     modules, is refused.
     """
-    if precision is not None and precision not in PRECISIONS:
-        raise ValueError(
-            f"accelerate: precision must be {', '.join(PRECISIONS)} or None, not {precision!r}"
-        )
+    check_choice("accelerate: precision", precision)
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate: expected a ViT, got {type(model).__name__}")
     config = model.config if isinstance(model, ViT) else timm.config_of(model)
     for name, parameter in model.named_parameters():
-        if parameter.dtype not in PRECISIONS.values():
+        if parameter.dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(
                 f"accelerate: {name} is {parameter.dtype}, expected float32 or bfloat16; convert"
                 f" the model with .float() or .bfloat16()"
@@ -51,17 +48,20 @@ def accelerate(model: nn.Module, precision: str | None = None) -> ViT:
 
 def _check_untouched(model: nn.Module) -> None:
     if isinstance(model, ViT):
-        reason = model._watch().disturbance() or paths.unlike_config(model)
+        structure = model.engines.structure()
+        reason = structure.not_fused or structure.not_engine
         if reason:
             raise ValueError(f"accelerate: {reason}, and the result would not have it")
         return
+    from .engines.structure import HOOKS
+
     for name, module in model.named_modules():
         if "forward" in module.__dict__:
             raise ValueError(
                 f"accelerate: {name or 'the model'}.forward was replaced, and the result would not"
                 f" have it"
             )
-        if any(getattr(module, hooks) for hooks in paths.HOOKS):
+        if any(getattr(module, hooks) for hooks in HOOKS):
             raise ValueError(
                 f"accelerate: {name or 'the model'} has a hook, and the result would not have it;"
                 f" remove it first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -200,7 +201,7 @@ class ViTConfig:
         if self.std is not None and 0 in self.std:
             _refuse(f"std must not contain 0: {self.std!r}")
 
-    @property
+    @functools.cached_property
     def grid(self) -> tuple[int, int]:
         """Patches down and across the image."""
         y, x = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size

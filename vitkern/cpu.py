@@ -3,7 +3,7 @@
 _C does not link against torch, so one build serves every torch version. A kernel reads matrices in
 place when their last axis is contiguous, and per-channel vectors (norms, biases, gamma) in fp32;
 anything else is copied first. Sizes were checked and results allocated by the caller
-(registry.Plan).
+(registry.CallShape).
 """
 
 from __future__ import annotations

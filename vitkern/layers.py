@@ -1,7 +1,8 @@
 """The modules of a ViT, with timm's names; their plain forward is the reference path.
 
-Every module is called, none is bypassed, so hooks fire and replaced modules are honoured. Dropout
-takes its masks from the same seeds as the fused operators: both paths drop the same elements.
+There every module is called, so hooks fire and replaced modules are honoured. `Block.fused` is the
+same block as four operators. Both take their dropout masks from the same seeds: they drop the same
+elements.
 """
 
 from __future__ import annotations
@@ -18,6 +19,22 @@ from .ops import philox
 def draw_seeds(count: int, device: torch.device) -> Tensor:
     """Seeds of `count` dropout sites: (count,) int64, from torch's generator."""
     return torch.randint(2**62, (count,), dtype=torch.int64, device=device)
+
+
+def site(seeds: Tensor | None, index: int) -> Tensor | None:
+    """The seed of one site, (1,), or None where nothing is dropped."""
+    return None if seeds is None else seeds[index : index + 1]
+
+
+def cast(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return weight if dtype is None else weight.to(dtype)
+
+
+def layernorm(norm: nn.Module, x: Tensor) -> Tensor:
+    """A LayerNorm as one operator; nothing where there is an Identity in its place."""
+    if isinstance(norm, nn.Identity):
+        return x
+    return ops.layernorm(x, norm.weight, norm.bias, eps=norm.eps)
 
 
 class Dropout(nn.Module):
@@ -107,7 +124,7 @@ class Attention(nn.Module):
         table = self.relative_position_bias_table
         if table is None:
             return None
-        return positions.relative_bias(table, self.grid, grid, self.prefix)
+        return positions.relative_bias(table, self.heads, self.grid, grid, self.prefix)
 
     def forward(self, x: Tensor, bias: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
         B, S, D = x.shape
@@ -122,9 +139,9 @@ class Attention(nn.Module):
         else:
             scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, S, S)
             weights = (scores if bias is None else scores + bias).softmax(-1)
-            y = self.attn_drop(weights, None if seeds is None else seeds[0:1]).to(v.dtype) @ v
+            y = self.attn_drop(weights, site(seeds, 0)).to(v.dtype) @ v
         y = self.proj(y.transpose(1, 2).reshape(B, S, D))
-        return self.proj_drop(y, None if seeds is None else seeds[1:2])
+        return self.proj_drop(y, site(seeds, 1))
 
 
 class Mlp(nn.Module):
@@ -161,9 +178,39 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(c.drop_path_of(index))
 
     def forward(self, x: Tensor, bias: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
-        projection, mlp = (None, None) if seeds is None else (seeds[1:2], seeds[2:3])
+        projection, mlp = site(seeds, 1), site(seeds, 2)
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), bias, seeds)), projection)
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), mlp)), mlp)
+
+    def fused(
+        self, x: Tensor, grid: positions.Grid, seeds: Tensor | None, dtype: torch.dtype | None
+    ) -> Tensor:
+        """The same as four operators; matrices are cast to `dtype` if given. (B, S, D)."""
+        attn, mlp = self.attn, self.mlp
+        B, S, D = x.shape
+        qkv = ops.norm_linear(
+            x, self.norm1.weight, self.norm1.bias, cast(attn.qkv.weight, dtype), attn.qkv.bias,
+            eps=self.norm1.eps,
+        ).view(B, S, 3, attn.heads, D // attn.heads)  # fmt: skip
+        if not isinstance(attn.q_norm, nn.Identity):
+            q, k, v = qkv.unbind(2)  # (B, S, H, E)
+            qkv = torch.stack([layernorm(attn.q_norm, q), layernorm(attn.k_norm, k), v], 2)
+        bias = attn.relative_bias(grid)  # (H, S, S) or None
+        y = ops.attention(
+            qkv, None if bias is None else bias[None],
+            dropout_p=attn.attn_drop.rate, seed=site(seeds, 0),
+        )  # (B, S, H, E)  # fmt: skip
+        x = ops.linear_residual(
+            y.flatten(2), cast(attn.proj.weight, dtype), attn.proj.bias, x,
+            getattr(self.ls1, "gamma", None),
+            dropout_p=attn.proj_drop.rate, drop_path_p=self.drop_path1.rate, seed=site(seeds, 1),
+        )  # fmt: skip
+        return ops.mlp(
+            x, self.norm2.weight, self.norm2.bias, cast(mlp.fc1.weight, dtype), mlp.fc1.bias,
+            cast(mlp.fc2.weight, dtype), mlp.fc2.bias, getattr(self.ls2, "gamma", None),
+            activation=mlp.act.name, eps=self.norm2.eps,
+            dropout_p=mlp.drop1.rate, drop_path_p=self.drop_path2.rate, seed=site(seeds, 2),
+        )  # fmt: skip
 
 
 class PreLogits(nn.Module):

@@ -1,26 +1,31 @@
-"""The Vision Transformer: one module, one forward pass through the fused operators.
+"""The Vision Transformer: one module and its forward pass.
 
-A block is norm_linear -> attention -> linear_residual -> mlp. `layers.py` has the same model module
-by module (the reference path), `engine.py` as one native call; `paths.py` says which runs.
+A forward takes one of three paths (dispatch.py says which, and why): a packed engine (engines/),
+the fused operators (`fused_forward`, four a block: layers.Block.fused), or every module in plain
+PyTorch (`reference_forward`). timm's methods are in timm_api.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import dispatch as paths
-from . import layers, ops, positions
+from . import dispatch, layers, ops, positions, precision
 from .config import ViTConfig
-from .interface import Interface
+from .timm_api import TimmApi
+
+if TYPE_CHECKING:
+    from .engines.base import Engines
+    from .summary import Summary
 
 
-class ViT(Interface):
+class ViT(TimmApi):
     """A Vision Transformer with timm's state-dict names and methods.
 
     >>> model = ViT("B/16")                              # or "vit_base_patch16_224"
@@ -51,73 +56,109 @@ class ViT(Interface):
             raise TypeError(
                 f"ViT: config must be a ViTConfig or a name, not {type(config).__name__}"
             )
-        made = {"device": device, "dtype": dtype}
-        D, T = c.width, c.prefix_tokens
-
-        def rows(count: int) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(1, count, D, **made)) if count else None
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        D = c.width
 
         self.config = c
-        self._path, self._precision, self.grad_checkpointing = "auto", None, False
-        self._engines: dict[str, Any] = {}
-        self._watcher: paths.Watch | None = None
+        self.grad_checkpointing = False
+        self._path = "auto"
+        self._precision: str | None = None
+        self._engines: Engines | None = None
+
+        def rows(name: str) -> nn.Parameter | None:
+            count = positions.row_counts(c)[name]
+            return nn.Parameter(torch.empty(1, count, D, **made)) if count else None
+
+        def norm(wanted: bool) -> nn.Module:
+            return nn.LayerNorm(D, c.norm_eps, **made) if wanted else nn.Identity()
 
         self.patch_embed = layers.PatchEmbed(c, **made)
-        self.cls_token = rows(int(c.class_token))
-        self.reg_token = rows(c.registers)
-        learned = c.patches + (T if c.position_covers_prefix else 0)
-        self.pos_embed = rows(learned if c.position == "learned" else 0)
-        self.pos_embed_y = rows(c.grid[0] if c.position == "learned_2d" else 0)
-        self.pos_embed_x = rows(c.grid[1] if c.position == "learned_2d" else 0)
+        self.cls_token = rows("cls_token")
+        self.reg_token = rows("reg_token")
+        self.pos_embed = rows("pos_embed")
+        self.pos_embed_y = rows("pos_embed_y")
+        self.pos_embed_x = rows("pos_embed_x")
         self.pos_drop = layers.Dropout(c.dropout)
-        self.norm_pre = nn.LayerNorm(D, c.norm_eps, **made) if c.pre_norm else nn.Identity()
+        self.norm_pre = norm(c.pre_norm)
         self.blocks = nn.Sequential(*(layers.Block(c, i, **made) for i in range(c.depth)))
-
-        def norm(place: str) -> nn.Module:
-            return nn.LayerNorm(D, c.norm_eps, **made) if c.final_norm == place else nn.Identity()
-
-        self.norm, self.fc_norm = norm("before_pool"), norm("after_pool")
-        size = (c.representation_size or D) if c.head == "tanh" else D
+        self.norm = norm(c.final_norm == "before_pool")
+        self.fc_norm = norm(c.final_norm == "after_pool")
+        size = self.head_hidden_size
         self.pre_logits = layers.PreLogits(D, size, **made) if c.head == "tanh" else nn.Identity()
         self.head_drop = layers.Dropout(c.head_dropout)
-        self.head = nn.Linear(size, c.classes, **made) if c.classes else nn.Identity()
-        self.head_norm = (
-            nn.LayerNorm(c.classes, **made) if c.head == "token_norm" else nn.Identity()
-        )
+        self.make_head(**made)
         if torch.device(device or "cpu").type != "meta":
             layers.initialise(self)
-        self._remember_modules()
+
+    def make_head(self, **made: Any) -> None:
+        """The classifier of the configuration, in the place of the one there was."""
+        c, size = self.config, self.head_hidden_size
+        self.head = nn.Linear(size, c.classes, **made) if c.classes else nn.Identity()
+        normed = c.head == "token_norm"
+        self.head_norm = nn.LayerNorm(c.classes, **made) if normed else nn.Identity()
+        self.head.train(self.training)
+        self.head_norm.train(self.training)
+        # The class of every module, so that a later replacement is seen.
+        self.kinds = {name: type(module) for name, module in self.named_modules() if name}
+        self.repack()
 
     # ---- the forward pass ----
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits (B, classes); (B, D) without a head, (B, S, ...) with pool="none"."""
-        path = self._choose(image, "logits")
-        if path == "engine":
-            return self._outward(self._engine().logits(image))
-        seeds = self._seeds(image.device)
-        if path == "reference":
-            with self._reference_precision():
-                x = self.norm(self._blocks(self._embed(image, seeds), image, seeds))
-                y = self._head(x, seeds)
-            return self._outward(y)
-        x = self._fused_blocks(self._fused_embed(image, seeds), image, seeds)
-        return self._outward(self._fused_head(x, seeds))
+        route = dispatch.choose(self, image, "logits")
+        if route.engine is not None:
+            return self._outward(route.engine.logits(image))
+        if route.path == "fused":
+            return self._outward(self.fused_forward(image, dispatch.compute_dtype(self)))
+        return self._outward(self.reference_forward(image))
 
     def forward_features(self, image: Tensor) -> Tensor:
         """All rows after the last block and the final norm: (B, S, D)."""
-        path = self._choose(image, "tokens")
-        if path == "engine":
-            return self._engine().tokens(image)
-        seeds = self._seeds(image.device)
-        if path == "reference":
-            with self._reference_precision():
-                return self.norm(self._blocks(self._embed(image, seeds), image, seeds))
-        return self._normed(self._fused_blocks(self._fused_embed(image, seeds), image, seeds))
+        route = dispatch.choose(self, image, "tokens")
+        if route.engine is not None:
+            return route.engine.tokens(image)
+        if route.path == "fused":
+            return self.fused_forward(image, dispatch.compute_dtype(self), head=False)
+        return self.reference_forward(image, head=False)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool and classify `forward_features`' rows; `pre_logits` stops before the classifier."""
-        return self._head(x, None, pre_logits)
+        return self._classify(self.fc_norm(self._pool(x)), None, pre_logits)
+
+    def forward_blocks(
+        self, image: Tensor, take: Sequence[int], stop: int, norm: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Rows (B, S, D) after the first `stop` blocks, and after each block of `take`, in order.
+
+        norm: apply the final norm to those of `take`.
+        """
+        fused = dispatch.choose(self, image, "blocks").path == "fused"
+        seeds = self._seeds(image.device)
+        kept: dict[int, Tensor] = {}
+        with self._reference_precision():
+            dtype = dispatch.compute_dtype(self)
+            x = self._fused_embed(image, seeds) if fused else self._embed(image, seeds)
+            for i in range(stop):
+                x = self._block(i, x, image, seeds, fused, dtype)
+                if i in take:
+                    kept[i] = self.norm(x) if norm else x
+        return x, [kept[i] for i in sorted(kept)]
+
+    # ---- the fused operators ----
+
+    def fused_forward(
+        self, image: Tensor, dtype: torch.dtype | None = None, head: bool = True
+    ) -> Tensor:
+        """The forward as fused operators, whatever `path` says; matrices cast to `dtype` if given.
+
+        Without `head`: what `forward_features` returns.
+        """
+        seeds = self._seeds(image.device)
+        x = self._fused_embed(image, seeds)
+        for i in range(len(self.blocks)):
+            x = self._block(i, x, image, seeds, True, dtype)
+        return self._fused_head(x, seeds, dtype) if head else layers.layernorm(self.norm, x)
 
     def _fused_embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
         proj = self.patch_embed.proj
@@ -126,42 +167,41 @@ class ViT(Interface):
         # Under autocast too in the model's own dtype: its result is the fp32 residual stream.
         x = ops.patch_embed(
             image, proj.weight, proj.bias, prefix, position, mean, std,
-            dropout_p=self.pos_drop.rate, seed=_site(seeds, 0),
+            dropout_p=self.pos_drop.rate, seed=layers.site(seeds, 0),
         )  # (B, S, D)  # fmt: skip
-        if isinstance(self.norm_pre, nn.Identity):
-            return x
-        return ops.layernorm(x, self.norm_pre.weight, self.norm_pre.bias, eps=self.norm_pre.eps)
+        return layers.layernorm(self.norm_pre, x)
 
-    def _fused_blocks(self, x: Tensor, image: Tensor, seeds: Tensor | None) -> Tensor:
-        for i in range(len(self.blocks)):
-            x = self._one_block(i, x, image, seeds, fused=True)
-        return x
-
-    def _fused_head(self, x: Tensor, seeds: Tensor | None) -> Tensor:
+    def _fused_head(self, x: Tensor, seeds: Tensor | None, dtype: torch.dtype | None) -> Tensor:
         """Final norm, pooling, head; the norm works row by row, so a token is picked before it."""
-        norm, pool, dtype = self.norm, self.config.pool, paths.compute_dtype(self)
-        if pool == "token":
-            x = x[:, 0]
-        if pool == "mean":
-            x = self._normed(x)[:, self.config.prefix_tokens :].mean(1)
-            norm = nn.Identity()
+        norm: nn.Module = self.norm
+        if self.config.pool == "mean":
+            x, norm = layers.layernorm(norm, x), nn.Identity()
+        x = self._pool(x)
         if isinstance(norm, nn.Identity):
             norm = self.fc_norm
         linear = isinstance(self.head, nn.Linear) and isinstance(self.pre_logits, nn.Identity)
         plain = linear and self.config.head == "linear" and not self.head_drop.rate
         if plain and not isinstance(norm, nn.Identity):
-            weight = _cast(self.head.weight, dtype)
+            weight = layers.cast(self.head.weight, dtype)
             return ops.norm_linear(x, norm.weight, norm.bias, weight, self.head.bias, eps=norm.eps)
-        if not isinstance(norm, nn.Identity):
-            x = ops.layernorm(x, norm.weight, norm.bias, eps=norm.eps)
         with self._reference_precision():
-            return self._classify(x, seeds)
+            return self._classify(layers.layernorm(norm, x), seeds)
 
     # ---- the same, module by module ----
 
+    def reference_forward(self, image: Tensor, head: bool = True) -> Tensor:
+        """The forward in plain PyTorch, whatever `path` says: every module is called."""
+        seeds = self._seeds(image.device)
+        with self._reference_precision():
+            x = self._embed(image, seeds)
+            for i in range(len(self.blocks)):
+                x = self._block(i, x, image, seeds, False, None)
+            x = self.norm(x)
+            return self._classify(self.fc_norm(self._pool(x)), seeds) if head else x
+
     def _embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
         mean, std = self._pixel_stats(image)
-        if mean is not None:
+        if mean is not None and std is not None:
             image = (image.to(mean.dtype) / 255 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
         # Under autocast, too, the residual stream has the model's dtype.
         x = self.patch_embed(image).to(self.patch_embed_weight.dtype)  # (B, N, D)
@@ -170,19 +210,12 @@ class ViT(Interface):
             x = x + position
         if prefix is not None:
             x = torch.cat([prefix.expand(x.shape[0], -1, -1), x.to(prefix.dtype)], 1)
-        return self.norm_pre(self.pos_drop(x, _site(seeds, 0)))
+        return self.norm_pre(self.pos_drop(x, layers.site(seeds, 0)))
 
-    def _blocks(self, x: Tensor, image: Tensor, seeds: Tensor | None) -> Tensor:
-        for i in range(len(self.blocks)):
-            x = self._one_block(i, x, image, seeds, fused=False)
-        return x
-
-    def _head(self, x: Tensor, seeds: Tensor | None, pre_logits: bool = False) -> Tensor:
+    def _pool(self, x: Tensor) -> Tensor:
         if self.config.pool == "token":
-            x = x[:, 0]
-        elif self.config.pool == "mean":
-            x = x[:, self.config.prefix_tokens :].mean(1)
-        return self._classify(self.fc_norm(x), seeds, pre_logits)
+            return x[:, 0]
+        return x[:, self.config.prefix_tokens :].mean(1) if self.config.pool == "mean" else x
 
     def _classify(self, x: Tensor, seeds: Tensor | None, pre_logits: bool = False) -> Tensor:
         """Everything after pooling and norm. The token_norm head is defined over all rows and then
@@ -196,124 +229,175 @@ class ViT(Interface):
             return x
         return self.head_norm(self.head_drop(F.gelu(self.head(x)), seed))
 
-    # ---- positions ----
+    # ---- what the paths share ----
+
+    def _block(
+        self, i: int, x: Tensor, image: Tensor, seeds: Tensor | None, fused: bool,
+        dtype: torch.dtype | None,
+    ) -> Tensor:  # fmt: skip
+        """Block `i`; its seeds are three: site 0 is the embedding's, the last one the head's."""
+        block, grid = self.blocks[i], self._grid(image)
+        own = None if seeds is None else seeds[1 + 3 * i : 4 + 3 * i]
+        run: Callable[..., Tensor] = block
+        given: tuple[Any, ...] = (x,)  # a foreign module in a block's place
+        if fused:
+            run, given = block.fused, (x, grid, own, dtype)
+        elif isinstance(block, layers.Block):
+            given = (x, self.attention_bias(i, *grid), own)
+        if self.grad_checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(run, *given, use_reentrant=False)
+        return run(*given)
 
     def position_rows(self, grid_y: int, grid_x: int) -> tuple[Tensor | None, Tensor | None]:
         """Prefix rows (T, D) with their positions added, and patch positions (N, D), for a grid."""
-        c, grid = self.config, (grid_y, grid_x)
-        T, like = c.prefix_tokens, self.patch_embed_weight
-        counts = {"cls_token": int(c.class_token), "reg_token": c.registers}
-        tokens = [self._rows(name, count) for name, count in counts.items() if count]
-        prefix, position, ahead = torch.cat(tokens) if tokens else None, None, None
-        if c.position == "learned":
-            rows = self._rows("pos_embed", c.patches + (T if c.position_covers_prefix else 0))
-            if c.position_covers_prefix:
-                ahead, rows = rows[:T], rows[T:]
-            position = positions.resize(rows, c.grid, grid)
-        elif c.position == "learned_2d":
-            down = self._rows("pos_embed_y", c.grid[0])
-            across = self._rows("pos_embed_x", c.grid[1])
-            position = positions.rows_and_columns(down, across, grid)
-        elif c.position == "sincos_1d":
-            covered = T if c.position_covers_prefix else 0
-            rows = positions.sincos_1d(covered + grid_y * grid_x, c.width, like)
-            ahead, position = rows[:covered] if covered else None, rows[covered:]
-        elif c.position == "sincos_2d":
-            position = positions.sincos_2d(grid, c.width, like)
-        if prefix is not None and ahead is not None:
-            prefix = prefix + ahead
-        return prefix, position
-
-    def _rows(self, name: str, count: int) -> Tensor:
-        """A parameter (1, count, D) as rows; a ValueError where it was replaced by another."""
-        value, wanted = getattr(self, name), (1, count, self.config.width)
-        if value is None or value.shape != wanted:
-            found = "None" if value is None else f"of shape {tuple(value.shape)}"
-            raise ValueError(
-                f"ViT: {name} is {found}, the configuration makes {wanted}; set_input_size changes"
-                f" the image size, and with it the positions"
-            )
-        return value[0]
+        rows = {name: getattr(self, name) for name in positions.ROWS}
+        like = self.patch_embed_weight
+        return positions.prefix_and_position(self.config, rows, (grid_y, grid_x), like)
 
     def attention_bias(self, block: int, grid_y: int, grid_x: int) -> Tensor | None:
         """What a block adds to its scores: (H, S, S), or None without relative positions."""
         attn = getattr(self.blocks[block], "attn", None)
         return attn.relative_bias((grid_y, grid_x)) if isinstance(attn, layers.Attention) else None
 
-    def _one_block(
-        self, i: int, x: Tensor, image: Tensor, seeds: Tensor | None, fused: bool
-    ) -> Tensor:
-        block, grid, seeds = self.blocks[i], self._grid(image), _block_seeds(seeds, i)
-        if fused:
-            return self._run(fused_block, block, x, grid, seeds, paths.compute_dtype(self))
-        return self._run(_module_block, block, x, self.attention_bias(i, *grid), seeds)
+    def _grid(self, image: Tensor) -> positions.Grid:
+        p = self.config.patch_size
+        return image.shape[2] // p, image.shape[3] // p
 
-    def _run(self, function: Any, *args: Any) -> Tensor:
-        if self.grad_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(function, *args, use_reentrant=False)
-        return function(*args)
+    def _pixel_stats(self, image: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """mean and std of the channels for a uint8 image; floats are taken as normalised."""
+        if image.dtype != torch.uint8:
+            return None, None
+        made: dict[str, Any] = {"dtype": self.dtype, "device": image.device}
+        return torch.tensor(self.config.mean, **made), torch.tensor(self.config.std, **made)
+
+    def _seeds(self, device: torch.device) -> Tensor | None:
+        """A seed per dropout site (embedding, three per block, head), drawn at once, or None."""
+        if not self.training:
+            return None
+        sites = 2 + 3 * len(self.blocks)
+        if any(isinstance(m, layers.Dropout) and m.rate for m in self.modules()):
+            return layers.draw_seeds(sites, device)
+        return None
 
     def _reference_precision(self) -> contextlib.AbstractContextManager:
-        dtype = paths.compute_dtype(self)
+        dtype = dispatch.compute_dtype(self)
         if dtype is None or torch.is_autocast_enabled(self.device.type):
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype)
 
-    def _normed(self, x: Tensor) -> Tensor:
-        if isinstance(self.norm, nn.Identity):
-            return x
-        return ops.layernorm(x, self.norm.weight, self.norm.bias, eps=self.norm.eps)
+    def _outward(self, logits: Tensor) -> Tensor:
+        """Logits in the dtype a Linear gives: autocast's where it is on, else the model's own."""
+        if dispatch.autocast(logits.device):
+            head = isinstance(self.head, nn.Linear)
+            return logits.to(torch.get_autocast_dtype(logits.device.type)) if head else logits
+        return logits if self._precision is None else logits.to(self.dtype)
 
+    # ---- what it is ----
 
-def fused_block(
-    block: layers.Block,
-    x: Tensor,
-    grid: positions.Grid,
-    seeds: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """One block, (B, S, D) -> (B, S, D), as four operators; matrices cast to `dtype` if given."""
-    attn, mlp = block.attn, block.mlp
-    B, S, D = x.shape
-    qkv = ops.norm_linear(
-        x, block.norm1.weight, block.norm1.bias, _cast(attn.qkv.weight, dtype), attn.qkv.bias,
-        eps=block.norm1.eps,
-    ).view(B, S, 3, attn.heads, D // attn.heads)  # fmt: skip
-    if not isinstance(attn.q_norm, nn.Identity):
-        q, k, v = qkv.unbind(2)  # (B, S, H, E)
-        q = ops.layernorm(q, attn.q_norm.weight, attn.q_norm.bias, eps=attn.q_norm.eps)
-        k = ops.layernorm(k, attn.k_norm.weight, attn.k_norm.bias, eps=attn.k_norm.eps)
-        qkv = torch.stack([q, k, v], 2)
-    bias = attn.relative_bias(grid)  # (H, S, S) or None
-    y = ops.attention(
-        qkv, None if bias is None else bias[None],
-        dropout_p=attn.attn_drop.rate, seed=_site(seeds, 0),
-    )  # (B, S, H, E)  # fmt: skip
-    x = ops.linear_residual(
-        y.flatten(2), _cast(attn.proj.weight, dtype), attn.proj.bias, x,
-        getattr(block.ls1, "gamma", None),
-        dropout_p=attn.proj_drop.rate, drop_path_p=block.drop_path1.rate, seed=_site(seeds, 1),
-    )  # fmt: skip
-    return ops.mlp(
-        x, block.norm2.weight, block.norm2.bias, _cast(mlp.fc1.weight, dtype), mlp.fc1.bias,
-        _cast(mlp.fc2.weight, dtype), mlp.fc2.bias, getattr(block.ls2, "gamma", None),
-        activation=mlp.act.name, eps=block.norm2.eps,
-        dropout_p=mlp.drop1.rate, drop_path_p=block.drop_path2.rate, seed=_site(seeds, 2),
-    )  # fmt: skip
+    @property
+    def patch_embed_weight(self) -> Tensor:
+        """The parameter whose dtype and device are the model's."""
+        embed = self._modules["patch_embed"]  # not by attribute, which takes ten times as long
+        if type(embed) is layers.PatchEmbed:
+            proj = embed._modules["proj"]
+            weight = proj._parameters.get("weight") if proj is not None else None
+            if weight is not None:
+                return weight
+        weight = getattr(getattr(embed, "proj", None), "weight", None)
+        return weight if isinstance(weight, Tensor) else next(self.parameters())  # a foreign one
 
+    @property
+    def has_own_embedding(self) -> bool:
+        """Whether patch_embed is vitkern's module, which takes the configuration's images."""
+        return isinstance(self._modules["patch_embed"], layers.PatchEmbed)
 
-def _module_block(block: nn.Module, x: Tensor, bias: Tensor | None, seeds: Tensor | None) -> Tensor:
-    return block(x, bias, seeds) if isinstance(block, layers.Block) else block(x)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.patch_embed_weight.dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self.patch_embed_weight.device
 
-def _cast(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return weight if dtype is None else weight.to(dtype)
+    @property
+    def path(self) -> str:
+        """ "auto", or the path that every forward must take: "engine", "fused", "reference"."""
+        return self._path
 
+    @path.setter
+    def path(self, value: str) -> None:
+        if value not in dispatch.PATHS:
+            raise ValueError(f"ViT.path must be one of {', '.join(dispatch.PATHS)}, not {value!r}")
+        self._path = value
 
-def _site(seeds: Tensor | None, index: int) -> Tensor | None:
-    return None if seeds is None else seeds[index : index + 1]
+    @property
+    def precision(self) -> str | None:
+        """What matrices are multiplied in: "fp32", "tf32", "bf16", or None: its dtype."""
+        return self._precision
 
+    @precision.setter
+    def precision(self, value: str | None) -> None:
+        precision.check_choice("ViT.precision", value)
+        self._precision = value
 
-def _block_seeds(seeds: Tensor | None, block: int) -> Tensor | None:
-    """Seeds of one block's three sites; site 0 is the embedding's, the last one the head's."""
-    return None if seeds is None else seeds[1 + 3 * block : 4 + 3 * block]
+    def explain(self, image: Tensor | None = None) -> str:
+        """Which path the next forward takes (of this image, if given) and why, in a few lines."""
+        return dispatch.explain(self, image)
+
+    def summary(
+        self, image_size: int | tuple[int, int] | None = None, *, show: bool = True
+    ) -> Summary:
+        """Print and return a table of layers, shapes, parameters and multiply-adds."""
+        from .summary import summarise
+
+        table = summarise(self, image_size)
+        if show:
+            print(table.text)
+        return table
+
+    # ---- packed weights ----
+
+    @property
+    def engines(self) -> Engines:
+        """The packed engines of this model."""
+        if self._engines is None or self._engines.model is not self:  # a shallow copy has another's
+            from .engines.base import Engines
+
+            self._engines = Engines(self)
+        return self._engines
+
+    def repack(self) -> None:
+        """Drop the packed weights; needed after writes through `parameter.data` that nothing shows.
+
+        On the CPU those to a part of a parameter, on a GPU all of them.
+        """
+        self._engines = None
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As nn.Module's, with timm's names; another image size's positions are refused by name."""
+        theirs = state_dict.get("pos_embed") if isinstance(state_dict, Mapping) else None
+        ours = self.pos_embed
+        if isinstance(theirs, Tensor) and ours is not None and theirs.ndim == ours.ndim:
+            if theirs.shape != ours.shape and theirs.shape[-1] == ours.shape[-1]:
+                raise RuntimeError(
+                    f"ViT.load_state_dict: pos_embed has {theirs.shape[1]} positions, the model"
+                    f" {ours.shape[1]}: the checkpoint is of another image size. Build the model at"
+                    f" that size, load, then call model.set_input_size; or use"
+                    f" vitkern.weights.timm.load(model, state, resize_positions=True)"
+                )
+        self.repack()
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self.repack()
+        return super()._apply(fn, recurse)
+
+    def train(self, mode: bool = True) -> Any:
+        if mode:  # training will change the weights; do not hold two copies meanwhile
+            self.repack()
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_engines": None}

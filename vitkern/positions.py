@@ -2,11 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .config import ViTConfig
+
 Grid = tuple[int, int]  # patches down, patches across
+
+# The parameters of a model, each (1, rows, D) or absent, that make up prefix and position rows.
+ROWS = ("cls_token", "reg_token", "pos_embed", "pos_embed_y", "pos_embed_x")
+
+
+def row_counts(c: ViTConfig) -> dict[str, int]:
+    """How many rows each of ROWS has; 0 where the configuration has no such parameter."""
+    learned = c.patches + (c.prefix_tokens if c.position_covers_prefix else 0)
+    apart = c.position == "learned_2d"
+    counts = (int(c.class_token), c.registers, learned if c.position == "learned" else 0)
+    return dict(zip(ROWS, (*counts, *(c.grid if apart else (0, 0))), strict=True))
+
+
+def prefix_and_position(
+    c: ViTConfig, parameters: Mapping[str, Tensor | None], grid: Grid, like: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Prefix rows (T, D) with their positions added, and patch positions (N, D), for a grid.
+
+    parameters: those of ROWS; a ValueError where one is not as the configuration makes it.
+    """
+    rows = {
+        name: _checked(name, parameters[name], count, c.width)
+        for name, count in row_counts(c).items()
+        if count
+    }
+    tokens = [rows[name] for name in ("cls_token", "reg_token") if name in rows]
+    prefix = torch.cat(tokens) if tokens else None
+    covered = c.prefix_tokens if c.position_covers_prefix else 0
+    ahead, position = None, None
+    if c.position == "learned":
+        ahead, position = rows["pos_embed"][:covered], rows["pos_embed"][covered:]
+        position = resize(position, c.grid, grid)
+    elif c.position == "learned_2d":
+        position = rows_and_columns(rows["pos_embed_y"], rows["pos_embed_x"], grid)
+    elif c.position == "sincos_1d":
+        both = sincos_1d(covered + grid[0] * grid[1], c.width, like)
+        ahead, position = both[:covered], both[covered:]
+    elif c.position == "sincos_2d":
+        position = sincos_2d(grid, c.width, like)
+    if prefix is not None and ahead is not None and covered:
+        prefix = prefix + ahead
+    return prefix, position
+
+
+def _checked(name: str, value: Tensor | None, count: int, width: int) -> Tensor:
+    """A parameter (1, count, D) as rows; a ValueError where it was replaced by another."""
+    if value is None or value.shape != (1, count, width):
+        found = "None" if value is None else f"of shape {tuple(value.shape)}"
+        raise ValueError(
+            f"ViT: {name} is {found}, the configuration makes {(1, count, width)}; set_input_size"
+            f" changes the image size, and with it the positions"
+        )
+    return value[0]
 
 
 def resize(position: Tensor, old: Grid, new: Grid) -> Tensor:
@@ -75,13 +132,13 @@ def relative_index(grid: Grid, prefix: int, device: torch.device) -> Tensor:
     return torch.cat([torch.cat([inside, to_patch], 1), torch.cat([from_patch, index], 1)], 0)
 
 
-def relative_bias(table: Tensor, old: Grid, new: Grid, prefix: int) -> Tensor:
+def relative_bias(table: Tensor, heads: int, old: Grid, new: Grid, prefix: int) -> Tensor:
     """The bias of the scores, (H, S, S), from a table (entries, H) made for the grid `old`."""
     entries = relative_entries(old, prefix)
-    if table.ndim != 2 or table.shape[0] != entries:
+    if table.shape != (entries, heads):
         raise ValueError(
             f"ViT: a table of relative positions has shape {tuple(table.shape)}, the configuration"
-            f" makes ({entries}, heads)"
+            f" makes ({entries}, {heads})"
         )
     table = resize_relative(table, old, new, prefix)
     index = relative_index(new, prefix, table.device)

@@ -25,6 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .contract import SLACK, Slack
+
 Axes = Mapping[str, int]
 
 # Ways to lay the same numbers out in memory; every operator must accept all of them.
@@ -35,7 +37,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Plan(NamedTuple):
+class CallShape(NamedTuple):
     """What a call needs to know besides its arguments: axis sizes, and its results to be."""
 
     sizes: dict[str, int]
@@ -155,7 +157,7 @@ class Operator:
                 shape.append(int(letter) if letter.isdigit() else sizes[letter])
         return shape
 
-    def plan(self, values: Mapping[str, object]) -> Plan:
+    def call_shape(self, values: Mapping[str, object]) -> CallShape:
         """Checked sizes, and the shape and dtype of each result."""
         sizes = self.bind(values)
         first = values[next(iter(self.axes))]
@@ -166,7 +168,7 @@ class Operator:
             keep = index == 0 or (values["save"] and self.is_saved(index, values))
             shape = self.output_shape(axes, sizes, tuple(first.shape[:-1])) if keep else [0]
             results.append((shape, torch.promote_types(dtype, torch.float32) if wide else dtype))
-        return Plan(sizes, results)
+        return CallShape(sizes, results)
 
     def is_saved(self, index: int, values: Mapping[str, object]) -> bool:
         """Whether result `index` is kept for the backward: `pre` only before an activation."""
@@ -204,7 +206,7 @@ class OpSpec:
     makers: Mapping[str, Callable[[list[int], torch.Generator, Axes], Tensor]] = field(
         default_factory=dict
     )
-    slack: tuple[float, float] = (2.0, 1.25)  # allowed (worst, rms) error, as multiples of torch's
+    slack: Slack = SLACK
 
     def sizes(self, axes: Axes) -> dict[str, int]:
         """All letters of a case: the given ones and those that follow from them."""
@@ -266,31 +268,3 @@ def resolve(target: str) -> Callable:
     """Import "module:function"."""
     module, function = target.split(":")
     return getattr(importlib.import_module(module), function)
-
-
-class Error(NamedTuple):
-    """How far a result is from the truth, in units of rms(truth)."""
-
-    worst: float
-    rms: float
-
-    @classmethod
-    def of(cls, got: Tensor, truth: Tensor) -> Error:
-        if truth.numel() == 0:
-            return cls(0.0, 0.0)
-        truth = truth.double()
-        unit = truth.square().mean().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
-        miss = (got.double() - truth) / unit
-        return cls(miss.abs().max().item(), miss.square().mean().sqrt().item())
-
-    def within(self, torchs: Error, slack: tuple[float, float], dtype: torch.dtype) -> bool:
-        """At most `slack` times the error torch itself makes at this dtype, plus one eps.
-
-        The rms bound is the sharp one: truncating to bf16 where torch rounds doubles both numbers,
-        and a worst-case rule of 2x would let it pass.
-        """
-        worst, rms = slack
-        return (
-            self.worst <= worst * torchs.worst + torch.finfo(dtype).eps
-            and self.rms <= rms * torchs.rms + torch.finfo(torch.float32).eps
-        )

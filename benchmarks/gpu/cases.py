@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import vitkern.ops  # noqa: F401  fills REGISTRY
-from benchmarks.gpu.device import PRECISIONS
 from benchmarks.rows import shape_text
 from vitkern import ViTConfig
+from vitkern.cli.bench import DTYPES
 from vitkern.registry import REGISTRY, OpSpec
 
 MODELS = ("Ti/16", "S/16", "B/16", "L/16")
@@ -82,7 +82,7 @@ class Selection:
         return not parts and not self.quick and self.image_size == IMAGE_SIZE
 
     def kept_precisions(self) -> tuple[str, ...]:
-        return self.precisions or tuple(PRECISIONS)[: 1 if self.quick else None]
+        return self.precisions or DTYPES[: 1 if self.quick else None]
 
     def kept_models(self) -> tuple[str, ...]:
         return self.models or MODELS[: 1 if self.quick else None]

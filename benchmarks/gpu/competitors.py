@@ -21,9 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import models, peers
 from benchmarks.gpu.cases import Case, Selection
-from benchmarks.gpu.device import PRECISIONS, Device
+from benchmarks.gpu.device import Device
 from vitkern import ViT
-from vitkern.registry import REGISTRY, Error, OpSpec
+from vitkern.contract import Error
+from vitkern.precision import PRECISIONS
+from vitkern.registry import REGISTRY, OpSpec
 
 Build = Callable[[], Callable[[], object]]
 
@@ -106,7 +108,7 @@ def eager_ways(spec: OpSpec) -> dict[str, Callable]:
 def operator(case: Case, device: Device, selection: Selection) -> Contest:
     spec, axes = REGISTRY[case.name], dict(case.axes)
     trains = case.kind == "op_train"
-    dtype = PRECISIONS[case.precision]
+    dtype = PRECISIONS[case.precision].dtype
     inputs = spec.make_inputs(axes, dtype, device=device.device)
     names = differentiable(spec, inputs) if trains else []
     for name in names:
@@ -193,7 +195,7 @@ def path_of(model: ViT, image: Tensor) -> str:
 
 def forward(case: Case, device: Device, selection: Selection) -> Contest:
     batch, size = dict(case.axes)["B"], selection.image_size
-    dtype = PRECISIONS[case.precision]
+    dtype = PRECISIONS[case.precision].dtype
     base = original(case.name, size, device.device)
     model = copy.deepcopy(base).to(dtype)
     image = examples(base, batch, size)[0].to(dtype)
@@ -245,7 +247,7 @@ class Step:
 
 def autocast(image: Tensor, precision: str) -> contextlib.AbstractContextManager:
     """To the precision's 16 bits; nothing for a float64 image, which is the truth's."""
-    dtype = PRECISIONS[precision]
+    dtype = PRECISIONS[precision].dtype
     narrow = dtype != torch.float32 and image.dtype != torch.float64
     return torch.autocast(image.device.type, dtype, enabled=narrow)
 

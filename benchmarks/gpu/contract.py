@@ -1,7 +1,7 @@
 """Checks vitkern's numbers on the device before a time is taken: a fast wrong result is none.
 
 The truth is the reference in float64 on the same device; the yardstick is the error that PyTorch
-makes there at the same precision. Allowed is twice its worst and 1.25 times its rms error.
+makes there at the same precision (vitkern/contract.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from benchmarks.gpu import competitors
 from benchmarks.gpu.cases import Case, Selection
-from benchmarks.gpu.device import PRECISIONS, Device, computing_in, out_of_memory
+from benchmarks.gpu.device import Device, computing_in, out_of_memory
 from benchmarks.rows import shape_text
 from vitkern import ViT, ViTConfig
-from vitkern.registry import REGISTRY, Error, OpSpec
+from vitkern.contract import SLACK, Error, Slack
+from vitkern.precision import PRECISIONS
+from vitkern.registry import REGISTRY, OpSpec
 
-SLACK = (2.0, 1.25)
 CHECKED_IMAGES = 2
 TINY = ViTConfig(image_size=32, width=64, depth=1, heads=1, mlp_width=128, classes=10)
 
@@ -69,7 +70,7 @@ class Check(NamedTuple):
     what: str
     precision: str
     run: Callable[[], list[tuple[Error, Error]]]
-    slack: tuple[float, float] = SLACK
+    slack: Slack = SLACK
 
 
 def checks(cases: Iterable[Case], device: Device, selection: Selection) -> list[Check]:
@@ -111,7 +112,7 @@ def _operator_checks(
 
 
 def _operator(spec: OpSpec, axes: dict[str, int], precision: str, device: Device, backward: bool):
-    inputs = spec.make_inputs(axes, PRECISIONS[precision], device=device.device)
+    inputs = spec.make_inputs(axes, PRECISIONS[precision].dtype, device=device.device)
 
     def run(function: Callable, dtype: torch.dtype) -> list[Tensor]:
         cast = {
@@ -128,7 +129,7 @@ def _operator(spec: OpSpec, axes: dict[str, int], precision: str, device: Device
         grad = torch.randn(result.shape, generator=g).to(result.device, result.dtype)
         return list(torch.autograd.grad(result, [cast[n] for n in names], grad))
 
-    dtype = PRECISIONS[precision]
+    dtype = PRECISIONS[precision].dtype
     ours, torchs = run(spec.torch_op(), dtype), run(spec.op.reference, dtype)
     truths = run(spec.op.reference, torch.float64)
     return [
@@ -147,7 +148,7 @@ def _logits(case: Case, device: Device, selection: Selection):
     base = competitors.original(case.name, selection.image_size, device.device)
     image, _ = competitors.examples(base, CHECKED_IMAGES, selection.image_size)
     # Everybody has the numbers as the precision holds them.
-    model = copy.deepcopy(base).to(PRECISIONS[case.precision])
+    model = copy.deepcopy(base).to(PRECISIONS[case.precision].dtype)
     image = image.to(model.dtype)
     with torch.inference_mode():
         ours = model(image)
@@ -200,8 +201,11 @@ def verify(check: Check, device: Device) -> Verdict:
     try:
         with computing_in(check.precision):
             errors = check.run()
-        dtype = PRECISIONS[check.precision]
-        passed = [mine.within(theirs, check.slack, dtype) for theirs, mine in errors]
+        numerics = PRECISIONS[check.precision]
+        passed = [
+            mine.within(theirs, numerics.dtype, check.slack, gpu=numerics)
+            for theirs, mine in errors
+        ]
         # The result that fails, else the first.
         shown = errors[passed.index(False) if False in passed else 0]
         verdict = Verdict(check.what, check.precision, *shown, all(passed))

@@ -12,14 +12,6 @@ import torch
 from vitkern.measure.machine import describe_gpu, find_gpu
 from vitkern.measure.timing import EventClock
 
-# name on the command line and in results files -> dtype of the matrices. tf32 is fp32 tensors with
-# their products in TF32, for all competitors alike.
-PRECISIONS = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "tf32": torch.float32,
-    "fp32": torch.float32,
-}
 GRAPH_WARM_UPS = 3  # calls before a capture: compilers, libraries and allocators settle
 # What empties a cache of unknown size: AMD's last one (256 MiB on MI300X) is not told.
 UNKNOWN_CACHE = 256 << 20

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.device import PRECISIONS, Device, computing_in
+from benchmarks.gpu.device import Device, computing_in
+from vitkern.precision import PRECISIONS
 
 # architecture -> flops per clock of one multiprocessor: (16-bit products, TF32 products, fp32 FMA)
 FLOPS_PER_CLOCK = {
@@ -81,7 +82,9 @@ def measured(device: Device, precisions: list[str], quick: bool = False) -> dict
 
 def _matmul(device: Device, n: int, precision: str) -> float:
     """Flops a second of a square product of random numbers; zeros would draw less power."""
-    a, b = (torch.randn(n, n, device=device.device).to(PRECISIONS[precision]) for _ in range(2))
+    a, b = (
+        torch.randn(n, n, device=device.device).to(PRECISIONS[precision].dtype) for _ in range(2)
+    )
     clock = device.clock(cold=False)
     with computing_in(precision):
         return 2 * n**3 / min(clock.time(lambda: a @ b) for _ in range(9))

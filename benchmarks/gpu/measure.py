@@ -11,8 +11,9 @@ from benchmarks import rows
 from benchmarks.gpu import limits as device_limits
 from benchmarks.gpu.cases import Case, Selection
 from benchmarks.gpu.competitors import Contest, GraphDiffers, contest
-from benchmarks.gpu.device import PRECISIONS, Device, computing_in
+from benchmarks.gpu.device import Device, computing_in
 from vitkern.measure.timing import Turns
+from vitkern.precision import PRECISIONS
 
 # Seconds of turns for one case by mode; before them a part for the device's clocks to rise.
 SECONDS = {"quick": 0.05, "default": 0.5, "full": 3.0}
@@ -112,7 +113,7 @@ def _rows(case: Case, found: Contest, turns: Turns, limits: Mapping[str, object]
             case.kind,
             case.name,
             dict(case.axes),
-            str(PRECISIONS[case.precision])[6:],
+            str(PRECISIONS[case.precision].dtype)[6:],
             provider,
             spread,
             min(eager, default=None),

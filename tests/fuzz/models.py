@@ -18,19 +18,19 @@ from torch import Tensor
 import vitkern
 from tests.model.tiny_models import OPTIONS, tiny
 from vitkern import ViT
-from vitkern import dispatch as paths
+from vitkern.precision import CHOICES, PRECISIONS
 
 from . import images, model_changes, odd
 from .outcome import OK, REFUSED, TOLERANCE, Case, Wrong, check_close, judge
 
 PACKAGE = str(pathlib.Path(vitkern.__file__).parent)
-PRECISIONS = (None, None, None, "fp32", "tf32", "bf16")
+CHOSEN = (None, None, None, *CHOICES)
 DTYPES = ("float32", "float32", "float32", "bfloat16", "float64", "float16")
 
 
 def case(rng: random.Random, folder: pathlib.Path) -> Case:
     option = rng.choice(list(OPTIONS))
-    dtype, precision = rng.choice(DTYPES), rng.choice(PRECISIONS)
+    dtype, precision = rng.choice(DTYPES), rng.choice(CHOSEN)
     extra = {"depth": rng.choice((1, 2))} if "depth" not in OPTIONS[option] else {}
     if rng.random() < 0.3:
         extra["dynamic_image_size"] = True
@@ -105,7 +105,9 @@ def check(model: ViT, picture: Callable[[ViT], Tensor], gradients: bool) -> str:
 
 def coarsest(model: ViT) -> torch.dtype:
     """The narrowest dtype that a forward may round to on its way."""
-    kinds = {p.dtype for p in model.parameters()} | {paths.PRECISIONS.get(model.precision)}
+    kinds = {p.dtype for p in model.parameters()}
+    if model.precision is not None:
+        kinds.add(PRECISIONS[model.precision].dtype)
     return max(kinds & TOLERANCE.keys(), key=TOLERANCE.get, default=torch.float32)
 
 

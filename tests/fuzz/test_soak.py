@@ -2,7 +2,7 @@
 
 import torch
 
-from vitkern.engines.base import Snapshot
+from vitkern.engines.base import Engine
 
 from . import soak
 
@@ -19,7 +19,7 @@ def test_threads_share_a_model_whose_weights_change(capsys):
 
 def test_stale_weights_are_seen(monkeypatch):
     work = soak.Soak(seed=1, threads=3)
-    monkeypatch.setattr(Snapshot, "stale", lambda self: False)
+    monkeypatch.setattr(Engine, "stale", lambda self: False)
     monkeypatch.setattr(work.shared, "unsettle", lambda rng: None)
     assert not work.run(60)
     assert "the writer had added" in work.failures[0]

@@ -13,12 +13,13 @@ from tests.evidence.interpreter import Interpreter
 from tests.gpu.contract import gpu
 from tests.model.tiny_models import OPTIONS, tiny
 from vitkern import _C, ViT, ViTConfig
-from vitkern.engines.gpu import DTYPES, GpuEngine, why_not
+from vitkern.contract import Error
+from vitkern.engines.gpu import GpuEngine
 from vitkern.gpu import launch, layernorm
 from vitkern.gpu.aot import build as aot
 from vitkern.gpu.runtime import device, plan
 from vitkern.gpu.runtime.binary import BinaryError, BinaryExecutor, Store
-from vitkern.registry import Error
+from vitkern.precision import PRECISIONS
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 SERVED = {name: changes for name, changes in OPTIONS.items() if name != "qk-norm"}
@@ -59,7 +60,7 @@ def test_matches_reference_with_every_option(option):
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90", "gfx942"))
 @pytest.mark.parametrize(
-    "dtype, precision", [(FP32, "tf32"), (FP32, "bf16"), (FP16, "float16"), (BF16, "bf16")]
+    "dtype, precision", [(FP32, "tf32"), (FP32, "bf16"), (FP16, "fp16"), (BF16, "bf16")]
 )
 def test_matches_reference_in_every_precision(dtype, precision, arch):
     model = tiny(dtype).eval()
@@ -115,7 +116,7 @@ def recorded(model, image, precision="bf16", arch="sm_80"):
     recorder = launch.Recorder(arch)
     engine = GpuEngine(model, precision, recorder)
     y = torch.empty(image.shape[0], model.config.classes, dtype=model.dtype, device=image.device)
-    return plan.record(recorder, None, lambda: engine._forward("logits", image, y))
+    return plan.record(recorder, None, lambda: engine.start("logits", image, y))
 
 
 def test_a_block_is_five_launches_and_a_model_two_more():
@@ -240,14 +241,14 @@ def test_triton_compiles_what_has_no_binary(pretend_device, monkeypatch):
     [
         ({"qk_norm": True}, torch.float32, "fp32", "normalise queries"),
         ({}, torch.float64, "fp32", "float64"),
-        ({}, torch.float32, "float64", "computes in"),
+        ({}, torch.float32, "fp64", "computes in"),
     ],
 )
 def test_says_why_it_cannot_serve(changes, image, precision, reason):
     model = tiny(**changes).eval()
-    assert reason in why_not(model, images(model, dtype=image), precision)
-    assert not why_not(tiny().eval(), images(tiny()), "fp32")
-    assert set(DTYPES) == {"fp32", "tf32", "bf16", "float16"}
+    assert reason in GpuEngine.why_not(model, images(model, dtype=image), precision)
+    assert not GpuEngine.why_not(tiny().eval(), images(tiny()), "fp32")
+    assert set(PRECISIONS) == {"fp32", "tf32", "bf16", "fp16"}
 
 
 def test_operators_are_registered_for_gpus_and_reach_the_launchers():

@@ -11,9 +11,10 @@ pytest.importorskip("triton")
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.gpu.contract import differentiable, gpu
 from tests.model.tiny_models import picture, tiny
+from vitkern.contract import Error
 from vitkern.engines.trace import Launchers
 from vitkern.gpu.runtime import device
-from vitkern.registry import REGISTRY, Error
+from vitkern.registry import REGISTRY
 
 CASES = {
     "plain": {},
@@ -29,9 +30,9 @@ CASES = {
 def gradients(model, image, labels, dtype, path):
     """Loss gradients of all parameters by one path, with the same dropout masks each time."""
     model = copy.deepcopy(model).to(dtype).train()
-    model._choose = lambda image, want: path  # a dispatch mode is active, which paths.py avoids
+    forward = getattr(model, f"{path}_forward")  # a dispatch mode is active, which dispatch avoids
     torch.manual_seed(7)
-    loss = torch.nn.functional.cross_entropy(model(image.to(dtype)), labels)
+    loss = torch.nn.functional.cross_entropy(forward(image.to(dtype)), labels)
     parameters = dict(model.named_parameters())
     return loss, dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
 

@@ -157,7 +157,7 @@ def test_autocast_governs_the_engine_too():
         assert model.forward_features(image).dtype == torch.float32
     assert "path: engine" in text and "precision: bf16" in text and got.dtype == torch.bfloat16
     with torch.no_grad(), torch.autocast("cpu", torch.float16):
-        assert "not float16" in model.explain(image) and model(image).dtype == torch.float16
+        assert "not fp16" in model.explain(image) and model(image).dtype == torch.float16
 
 
 def test_engine_is_refused_when_modules_leave_the_configuration():

@@ -9,9 +9,9 @@ import torch
 
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from vitkern import _C, ViT, ViTConfig, cpu
-from vitkern.dispatch import PRECISIONS
-from vitkern.engines.cpu import Engine
-from vitkern.registry import Error
+from vitkern.contract import Error, judge
+from vitkern.engines.cpu import CpuEngine
+from vitkern.precision import CHOICES
 
 TINY = ViTConfig(image_size=48, patch_size=8, width=60, depth=3, heads=3, mlp_width=130, classes=11)
 
@@ -60,32 +60,25 @@ def test_matches_reference_on_every_instruction_set(changes, isa, images):
     model = tiny(**changes)
     truth, torchs = truth_and_torch(model, images)
     with torch.inference_mode():
-        ours = Engine(model, "fp32", isa=isa).logits(images)
-    error, yardstick = Error.of(ours, truth), Error.of(torchs, truth)
-    assert error.within(yardstick, (2.0, 1.25), torch.float32), (
-        f"{error} against torch's {yardstick}"
-    )
+        ours = CpuEngine(model, "fp32", isa=isa).logits(images)
+    assert not judge(ours, torchs, truth, dtype=torch.float32).problem
 
 
-def bf16_errors(model, images, isa) -> tuple[Error, Error]:
-    """Of the engine in bf16, and of PyTorch with the model in bf16."""
+def bf16_results(model, images, isa):
+    """Of the engine in bf16, of PyTorch with the model in bf16, and the truth."""
     truth, _ = truth_and_torch(model, images)
     half = copy.deepcopy(model).bfloat16()
     half.path = "reference"
     with torch.inference_mode():
         with FixedOrder():
             torchs = half(images.bfloat16())
-        ours = Engine(model, "bf16", isa=isa).logits(images)
-    return Error.of(ours, truth), Error.of(torchs, truth)
+        ours = CpuEngine(model, "bf16", isa=isa).logits(images)
+    return ours, torchs, truth
 
 
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_bf16_is_at_least_as_exact_as_torch_bf16(isa, images):
-    model = tiny()
-    error, yardstick = bf16_errors(model, images, isa)
-    assert error.within(yardstick, (2.0, 1.25), torch.bfloat16), (
-        f"{error} against torch's {yardstick}"
-    )
+    assert not judge(*bf16_results(tiny(), images, isa), dtype=torch.bfloat16).problem
 
 
 @pytest.mark.parametrize("isa", cpu.isas())
@@ -97,9 +90,8 @@ def test_tf32_is_more_exact_than_tf32_units(changes, isa, images):
         model.path = "reference"
         with FixedOrder(tf32=True):
             units = model(images)
-        ours = Engine(model, "tf32", isa=isa).logits(images)
-    error, yardstick = Error.of(ours, truth), Error.of(units, truth)
-    assert error.within(yardstick, (0.5, 0.5), torch.float32), f"{error} against {yardstick}"
+        ours = CpuEngine(model, "tf32", isa=isa).logits(images)
+    assert not judge(ours, units, truth, dtype=torch.float32, slack=(0.5, 0.5)).problem
 
 
 @pytest.mark.parametrize("isa", cpu.isas())
@@ -109,8 +101,8 @@ def test_bf16_stays_as_exact_as_torch_with_outliers(isa, images):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter[..., ::40] *= 30
-    error, yardstick = bf16_errors(model, images, isa)
-    assert error.within(yardstick, (1.0, 1.0), torch.bfloat16), f"{error} against {yardstick}"
+    results = bf16_results(model, images, isa)
+    assert not judge(*results, dtype=torch.bfloat16, slack=(1.0, 1.0)).problem
 
 
 @pytest.mark.parametrize("isa", cpu.isas())
@@ -122,15 +114,15 @@ def test_the_largest_sums_do_not_overflow(isa):
             parameter.zero_()
         model.patch_embed.proj.weight.fill_(-0.37)
     with torch.inference_mode():
-        got = Engine(model, "bf16", isa=isa).logits(torch.full((1, 3, 48, 48), 2.5))
+        got = CpuEngine(model, "bf16", isa=isa).logits(torch.full((1, 3, 48, 48), 2.5))
     assert torch.allclose(got, torch.tensor(-0.37 * 2.5 * 3 * 8 * 8), rtol=2**-8)
 
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf")))
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", CHOICES)
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_an_image_with_a_bad_pixel_spoils_itself_only(isa, precision, bad, images):
-    engine = Engine(tiny(), precision, isa=isa)
+    engine = CpuEngine(tiny(), precision, isa=isa)
     good = engine.logits(images)
     images[2, 1, 5, 5] = bad
     got = engine.logits(images)
@@ -138,20 +130,20 @@ def test_an_image_with_a_bad_pixel_spoils_itself_only(isa, precision, bad, image
     assert torch.equal(got[[0, 1, 3, 4, 5, 6]], good[[0, 1, 3, 4, 5, 6]])
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", CHOICES)
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_the_class_row_alone_has_the_bits_of_all_rows(isa, precision, images):
     """The last block computes one row of each image when only that one is pooled."""
     model = tiny(classes=0)
-    engine = Engine(model, precision, isa=isa)
+    engine = CpuEngine(model, precision, isa=isa)
     assert torch.equal(engine.logits(images), engine.tokens(images)[:, 0])
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", CHOICES)
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_a_batch_gives_the_bits_of_its_images(isa, precision, images):
     """Whatever the batch size and the number of threads."""
-    engine = Engine(tiny(), precision, isa=isa)
+    engine = CpuEngine(tiny(), precision, isa=isa)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -337,7 +329,7 @@ def test_intermediate_sizes_are_remembered_but_not_all(images):
     with torch.inference_mode():
         for size in range(8, 8 * 14, 8):
             model(torch.zeros(1, 3, size, 48))
-    assert len(model._engine()._grids) <= 8
+    assert len(model.engines.ready("fp32")._grids) <= 8
 
 
 def test_engine_dies_with_its_model():

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from tests.model.tiny_models import PATHS, picture, tiny
-from vitkern.engines import cpu as engine
-from vitkern.engines.cpu import Engine
+from vitkern.engines.base import unpackable
+from vitkern.engines.cpu import CpuEngine
 
 
 def replace(model, name, value):
@@ -53,12 +53,12 @@ def odd(case):
 def test_the_engine_says_which_parameter_it_cannot_pack(case):
     model, name = odd(case)
     with torch.no_grad():
-        assert name in engine.why_not(model, picture(model), "fp32")
+        assert name in model.engines.unpackable("fp32")
         model.path = "engine"
         with pytest.raises(RuntimeError, match=rf"path 'engine' is impossible: {name} "):
             model(picture(model))
         with pytest.raises(ValueError, match=name):
-            Engine(model, "fp32")
+            CpuEngine(model, "fp32")
 
 
 @pytest.mark.parametrize("case", (MISSHAPEN | LAZY).values(), ids=MISSHAPEN | LAZY)
@@ -115,7 +115,7 @@ def test_the_gpu_engine_refuses_alike():
 
     for case in (MISSHAPEN | LAZY).values():
         model, name = odd(case)
-        assert name in gpu_engine.why_not(model, picture(model), "fp32")
+        assert name in unpackable(model, "cpu", gpu_engine.GpuEngine.DTYPES)
         with pytest.raises(ValueError, match=name):
             gpu_engine.GpuEngine(model, "fp32", Interpreter("sm_80"))
     model = tiny(depth=1)

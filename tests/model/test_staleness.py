@@ -1,6 +1,8 @@
 """A packed engine is never out of date: whatever changes the weights, the next forward has them."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -8,8 +10,7 @@ from torch import nn
 
 from tests.model.tiny_models import picture, tiny
 from vitkern import _C
-from vitkern import dispatch as paths
-from vitkern.engines import base as snapshot
+from vitkern.engines.base import Engine, Places, places
 
 
 def assert_follows(change, **options):
@@ -77,9 +78,9 @@ def test_sees_a_write_through_data_of_weights_in_any_layout():
     transpose(model)
     image = picture(model)
     with torch.no_grad():
-        before, unchanged = model(image), model._engine()
+        before, unchanged = model(image), model.engines.ready("fp32")
         model(image)
-        assert model._engine() is unchanged
+        assert model.engines.ready("fp32") is unchanged
         write(model)
         after = model(image)
         assert torch.equal(after, copy.deepcopy(model)(image)) and not torch.equal(before, after)
@@ -138,17 +139,17 @@ def test_a_model_that_nobody_touched_is_packed_once():
     model = tiny()
     with torch.no_grad():
         model(picture(model))
-        engine = model._engine()
+        engine = model.engines.ready("fp32")
         for _ in range(3):
             model(picture(model))
             model.forward_features(picture(model))
-    assert model._engine() is engine
+    assert model.engines.ready("fp32") is engine
 
 
 def test_weights_are_looked_at_once_in_a_forward(monkeypatch):
     calls = []
-    stale = snapshot.Snapshot.stale
-    monkeypatch.setattr(snapshot.Snapshot, "stale", lambda self: calls.append(1) or stale(self))
+    stale = Engine.stale
+    monkeypatch.setattr(Engine, "stale", lambda self: calls.append(1) or stale(self))
     model = tiny()
     with torch.no_grad():
         model(picture(model))
@@ -180,15 +181,99 @@ def test_a_fingerprint_refuses_what_it_cannot_read():
 
 
 def test_an_engine_that_another_thread_left_behind_is_looked_at():
-    """It was packing the old weights while this thread's forward found that there is no engine."""
+    """It packed the old weights while this thread wrote to them."""
     model = tiny()
     image = picture(model)
-    with torch.inference_mode():
+    with torch.no_grad():
         model(image)
-        left = model._engines["fp32"]
-        with torch.inference_mode(False), torch.no_grad():
-            model.head.weight.add_(1)
-        assert paths.choose(model, image, "logits")[0] == "engine" and not model._engines
-        model._engines["fp32"] = left
-        assert model._engine() is not left
-        assert model._engine() is model._engines["fp32"]
+        left = model.engines.ready("fp32")
+        model.head.weight.add_(1)
+        fresh = model.engines.ready("fp32")
+        assert fresh is not left and left.stale() and not fresh.stale()
+        model.head.weight = nn.Parameter(model.head.weight * 2)  # replaced: no engine is left
+        assert model.engines.structure() and not model.engines.packed()
+        torch.testing.assert_close(model(image), copy.deepcopy(model)(image))
+
+
+def test_hooks_and_modes_keep_an_engine_of_the_same_weights():
+    model = tiny()
+    image = picture(model)
+    with torch.no_grad():
+        model(image)
+        engine = model.engines.ready("fp32")
+        handle = model.blocks[0].register_forward_hook(lambda *_: None)
+        assert "has a hook" in model.explain(image)
+        handle.remove()
+        model(image)
+        assert model.engines.ready("fp32") is engine
+
+
+def test_a_shallow_copy_has_engines_of_its_own():
+    """As DataParallel makes them: another model whose attributes are the same objects."""
+    model = tiny()
+    image = picture(model)
+    with torch.no_grad():
+        want = model(image)
+        twin = copy.copy(model)
+        assert twin.engines is not model.engines and torch.equal(twin(image), want)
+
+
+def test_models_with_engines_are_freed():
+    """Whatever watches the modules must not keep them alive."""
+    model = tiny()
+    with torch.no_grad():
+        model(picture(model))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("kind", (places, Places), ids=("native", "plain"))
+def test_places_see_other_memory_sizes_and_strides(kind):
+    weights = tuple(nn.Parameter(torch.randn(6, 6)) for _ in range(3))
+    seen = kind(weights)
+    assert seen.match(weights)
+    for change in (torch.clone, torch.t, lambda t: t[:4], lambda t: t.view(4, 9)):
+        before = weights[1].data
+        weights[1].data = change(before)
+        assert not seen.match(weights)
+        weights[1].data = before
+        assert seen.match(weights)
+
+
+def test_what_is_watched_is_checked():
+    table = {"a": None}
+    facts = {"entries": (), "absent": (), "sizes": (), "empty": (), "types": ()}
+    good = {
+        "entries": (table, "a", None), "absent": (table, "b"), "sizes": (table, 1),
+        "empty": ({},), "types": (table, dict),
+    }  # fmt: skip
+    assert _C.unchanged(**good)
+    for name, value in {
+        "entries": (table, "a", 1), "absent": (table, "a"), "sizes": (table, 2),
+        "empty": (table,), "types": (table, list),
+    }.items():  # fmt: skip
+        assert not _C.unchanged(**{**facts, name: value}), name
+    for name, value in {
+        "entries": (table, "a"), "absent": (table,), "sizes": (table, "1"), "empty": (1,),
+        "types": (table,),
+    }.items():  # fmt: skip
+        with pytest.raises(TypeError, match="vitkern unchanged: expected"):
+            _C.unchanged(**{**facts, name: value})
+    with pytest.raises(TypeError, match="the given class"):
+        _C.Places(torch.Tensor, (1,))
+    with pytest.raises(AttributeError):
+        _C.Places(int, ())
+    with pytest.raises(TypeError, match="it was made with"):
+        _C.Places(torch.Tensor, ()).match((torch.ones(1),))
+    with pytest.raises(TypeError, match="without __init__"):
+        _C.Places.__new__(_C.Places).match(())
+    with pytest.raises(TypeError, match="as many values"):
+        _C.reads(torch.Tensor.data_ptr, (torch.ones(1),), ())
+    with pytest.raises(TypeError):
+        _C.reads(torch.Tensor.data_ptr, (1,), (1,))
+    with pytest.raises(TypeError, match="has the property"):
+        _C.reads(torch.Tensor._version, (1,), (1,))
+    assert _C.reads(torch.Tensor._version, (torch.ones(1),), (0,))
+    assert _C.reads(torch.Tensor.stride, (torch.ones(2, 3),), ((3, 1),))

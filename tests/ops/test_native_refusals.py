@@ -10,7 +10,7 @@ import torch
 
 from tests.model.tiny_models import picture, tiny
 from vitkern import _C, cpu
-from vitkern.engines.cpu import Engine
+from vitkern.engines.cpu import CpuEngine
 from vitkern.registry import REGISTRY
 
 OPERATORS = {  # with sizes above 1, so that every stride counts
@@ -32,10 +32,10 @@ def call(request, monkeypatch):
     spec = REGISTRY[name]
     given = spec.make_inputs(OPERATORS[name], torch.float32)
     values = spec.arguments(given, save=True)
-    plan = spec.op.plan(dict(zip(spec.op.arguments, values, strict=True)))
-    results, native = plan.allocate(values[0]), getattr(_C, name)
+    shape = spec.op.call_shape(dict(zip(spec.op.arguments, values, strict=True)))
+    results, native = shape.allocate(values[0]), getattr(_C, name)
     monkeypatch.setattr(_C, name, lambda isa, **keywords: seen.update(keywords))
-    getattr(cpu, name)(plan.sizes, results, *values)
+    getattr(cpu, name)(shape.sizes, results, *values)
     monkeypatch.undo()
     native("", **seen)
     return native, seen, (given, results)
@@ -149,7 +149,7 @@ class Recorder:
 def forward():
     """(native engine, keywords of a good forward, what must stay alive)."""
     model = tiny(position="relative", mean=(0.5,) * 3, std=(0.5,) * 3)
-    engine, image = Engine(model, "fp32"), picture(model).mul(50).byte()
+    engine, image = CpuEngine(model, "fp32"), picture(model).mul(50).byte()
     engine._native = Recorder(engine._native)
     y = engine.logits(image)
     return engine._native.native, engine._native.keywords, (engine, image, y)

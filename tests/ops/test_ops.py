@@ -14,7 +14,8 @@ import torch
 import vitkern.ops as ops
 from tests.evidence.fixed_order.torch_mode import FixedOrder, fixed_backwards
 from vitkern import cpu
-from vitkern.registry import LAYOUTS, REGISTRY, Error
+from vitkern.contract import Error, judge
+from vitkern.registry import LAYOUTS, REGISTRY
 
 FP32, BF16 = torch.float32, torch.bfloat16
 SPECS = list(REGISTRY.values())
@@ -31,9 +32,9 @@ ISAS = [isa for isa in cpu.isas() if isa != "avx512_vnni"]  # its operators are 
 def run_native(spec, inputs, isa="", save=True):
     """The native kernel of one instruction set, as the dispatcher would call it."""
     args = spec.arguments(inputs, save)
-    plan = spec.op.plan(dict(zip(spec.op.arguments, args, strict=True)))
-    results = plan.allocate(args[0])
-    spec.load("native")(plan.sizes, results, *args, isa=isa)
+    shape = spec.op.call_shape(dict(zip(spec.op.arguments, args, strict=True)))
+    results = shape.allocate(args[0])
+    spec.load("native")(shape.sizes, results, *args, isa=isa)
     return results
 
 
@@ -62,15 +63,9 @@ def check(spec, got, inputs, dtype, slack=None):
 
 def compare(spec, got, truths, torchs, dtype, slack=None):
     for name, g, truth, t in zip(spec.op.outputs, got, truths, torchs, strict=True):
-        assert g.shape == truth.shape, f"{spec.name}.{name}: {g.shape}, expected {truth.shape}"
-        finite = truth.isfinite()
-        assert torch.equal(g.isnan(), truth.isnan()), f"{spec.name}.{name}: NaN in other places"
-        assert torch.equal(g.isinf(), truth.isinf()), f"{spec.name}.{name}: Inf in other places"
-        ours, theirs = Error.of(g[finite], truth[finite]), Error.of(t[finite], truth[finite])
         kind = dtype if g.dtype == dtype else FP32
-        assert ours.within(theirs, slack or spec.slack, kind), (
-            f"{name}: {ours} against torch's {theirs}"
-        )
+        verdict = judge(g, t, truth, dtype=kind, slack=slack or spec.slack)
+        assert verdict.passed, f"{spec.name}.{name}: {verdict.problem}"
 
 
 def every_case():
@@ -247,10 +242,8 @@ def test_gradients_match_reference(spec, dtype):
     with fixed_backwards():
         ours = gradients(spec, inputs, names, dtype, spec.torch_op())
     for name, got, truth, theirs in zip(names, ours, truths, torchs, strict=True):
-        error, yardstick = Error.of(got, truth), Error.of(theirs, truth)
-        assert error.within(yardstick, spec.slack, dtype), (
-            f"d{name}: {error} against torch's {yardstick}"
-        )
+        verdict = judge(got, theirs, truth, dtype=dtype, slack=spec.slack)
+        assert verdict.passed, f"d{name}: {verdict.problem}"
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])

@@ -58,9 +58,9 @@ def test_native_kernels_agree_with_the_reference(dtype, bad, isa):
     clean, args = inputs(dtype)
     for part in range(3):
         args[0] = poisoned(clean, bad, part)
-        plan = SPEC.op.plan(dict(zip(SPEC.op.arguments, args, strict=True)))
-        results = plan.allocate(args[0])
-        cpu.attention(plan.sizes, results, *args, isa=isa)
+        shape = SPEC.op.call_shape(dict(zip(SPEC.op.arguments, args, strict=True)))
+        results = shape.allocate(args[0])
+        cpu.attention(shape.sizes, results, *args, isa=isa)
         truths = SPEC.op.reference(args[0].double(), *args[1:])
         for got, truth in zip(results, truths, strict=True):
             assert torch.equal(got.isnan(), truth.isnan())

@@ -12,9 +12,10 @@ from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.model.test_engine import tiny, truth_and_torch
 from tests.ops.test_ops import BF16, FP32, ISAS, check, run_native
 from vitkern import _C, cpu
-from vitkern.dispatch import PRECISIONS
-from vitkern.engines.cpu import Engine
-from vitkern.registry import REGISTRY, Error
+from vitkern.contract import SLACK, judge
+from vitkern.engines.cpu import CpuEngine
+from vitkern.precision import CHOICES
+from vitkern.registry import REGISTRY
 
 ATTENTION, MLP = REGISTRY["attention"], REGISTRY["mlp"]
 
@@ -105,7 +106,7 @@ def images_of(shape):
 
 @functools.cache
 def truth_and_yardstick(shape, precision):
-    """Logits in float64, and the error of PyTorch at this precision."""
+    """Logits in float64, and those of PyTorch at this precision."""
     model, images = model_of(shape), images_of(shape)
     truth, theirs = truth_and_torch(model, images)
     with torch.inference_mode(), FixedOrder(tf32=precision == "tf32"):
@@ -115,28 +116,27 @@ def truth_and_yardstick(shape, precision):
             theirs = plain.bfloat16()(images.bfloat16())
         elif precision == "tf32":
             theirs = plain(images)
-    return truth, Error.of(theirs, truth)
+    return truth, theirs
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", CHOICES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_engine_of_any_shape(isa, shape, precision):
     truth, yardstick = truth_and_yardstick(shape, precision)
-    engine, images = Engine(model_of(shape), precision, isa=isa), images_of(shape)
+    engine, images = CpuEngine(model_of(shape), precision, isa=isa), images_of(shape)
     got = engine.logits(images)
-    slack = (0.5, 0.5) if precision == "tf32" else (2.0, 1.25)
+    slack = (0.5, 0.5) if precision == "tf32" else SLACK
     dtype = BF16 if precision == "bf16" else FP32
-    error = Error.of(got, truth)
-    assert error.within(yardstick, slack, dtype), f"{error} against torch's {yardstick}"
+    assert not judge(got, yardstick, truth, dtype=dtype, slack=slack).problem
     for batch in (1, 3):
         assert torch.equal(engine.logits(images[:batch]), got[:batch])
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", CHOICES)
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_smaller_batches_use_the_scratch_of_larger_ones(isa, precision):
-    engine, images = Engine(model_of("primes"), precision, isa=isa), images_of("primes")
+    engine, images = CpuEngine(model_of("primes"), precision, isa=isa), images_of("primes")
     engine.logits(images)
     before = _C.arena_allocations()
     for batch in (IMAGES, 1, 3, 50, IMAGES):

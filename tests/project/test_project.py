@@ -22,16 +22,18 @@ PACKAGE = ROOT / "vitkern"
 # module ("vitkern.cpu:layernorm") is no import: backends are loaded by their first call.
 MAY_IMPORT = {
     "__main__": {"cli", "front door"},
-    "cli": {"front door", "model", "ops", "registry", "gpu", "cpu", "config", "_C"},
+    "cli": {"front door", "model", "ops", "registry", "gpu", "cpu", "config", "contract", "_C"},
     "train": {"front door", "model", "ops", "registry", "config"},
     "inspect": {"front door", "model", "ops", "registry", "config"},
     "front door": {"model", "config"},  # vitkern/__init__.py: `from vitkern import ViT`
-    "model": {"ops", "registry", "gpu", "cpu", "config", "_C"},
+    "model": {"ops", "registry", "gpu", "cpu", "config", "contract", "precision", "_C"},
     "ops": {"registry"},
     "gpu": {"_C"},
     "cpu": {"_C"},
     "config": set(),
-    "registry": set(),
+    "registry": {"contract"},
+    "contract": {"precision"},
+    "precision": set(),
     "_C": set(),
 }
 

@@ -77,8 +77,8 @@ def run(given: argparse.Namespace) -> int:
 
     precisions = given.dtype or list(aot_list.USUAL)
     for name in precisions:
-        if name not in aot_list.PRECISIONS:
-            known = ", ".join(aot_list.PRECISIONS)
+        if name not in aot_list.MIXTURES:
+            known = ", ".join(aot_list.MIXTURES)
             raise ValueError(f"unknown dtype {name!r}; known: {known}")
     models = given.models or aot_list.MODELS
     wanted = {

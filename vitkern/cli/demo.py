@@ -135,8 +135,8 @@ def check(name: str, models: dict, image_size: int) -> tuple[list[Verdict], floa
     """Both precisions against float64, and the seconds that PyTorch took for an image in bf16."""
     import torch
 
+    from ..contract import judge
     from ..measure.timing import WALL
-    from ..registry import Error
 
     outputs = {}
 
@@ -148,14 +148,14 @@ def check(name: str, models: dict, image_size: int) -> tuple[list[Verdict], floa
     truth = outputs["torch", "fp64"]
     found = []
     for precision, dtype in zip(PRECISIONS, (torch.float32, torch.bfloat16), strict=True):
-        torchs, ours = (
-            Error.of(outputs[provider, precision], truth) for provider in ("torch", "native")
-        )
+        both = (outputs[provider, precision] for provider in ("native", "torch"))
+        ours, torchs, problem = judge(*both, truth, dtype=dtype)
         model = models["native", precision]
         path = model.explain(image).split("\n")[0].removeprefix("path: ").split(" ")[0]
         multiples = (ours.worst / torchs.worst, ours.rms / torchs.rms)
-        passed = ours.within(torchs, (2.0, 1.25), dtype)
-        found.append(Verdict(name, precision, path, torchs.worst, ours.worst, *multiples, passed))
+        found.append(
+            Verdict(name, precision, path, torchs.worst, ours.worst, *multiples, not problem)
+        )
     return found, seconds["torch", "bf16"] / CHECKED_IMAGES
 
 

@@ -1,16 +1,16 @@
-"""What every engine needs to know of the model it was made from: whether that is still the model.
+"""The packed engines of a model: `Engines` owns them, `Engine` is what each of them can do.
 
-An engine is a snapshot of the weights. `stale()` tells when a parameter was replaced, changed in
-place or given other memory since. A write through `parameter.data` leaves no such trace: on the CPU
-a fingerprint (csrc/cpu/fingerprint.hpp) sees one that changes every element; on a GPU reading the
+An engine is a snapshot of the weights. `stale()` tells when a parameter was changed in place or
+given other memory since. A write through `parameter.data` leaves no such trace: on the CPU a
+fingerprint (csrc/cpu/fingerprint.hpp) sees one that changes every element; on a GPU reading the
 weights would wait for the device. Call `model.repack()` after the others.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _C
 from ..config import ViTConfig
+from . import Unpackable
+from .structure import Structure
 
 if TYPE_CHECKING:
     from ..model import ViT
@@ -34,75 +36,169 @@ def _count_fused_steps(optimizer: torch.optim.Optimizer, *_: object) -> None:
 register_optimizer_step_post_hook(_count_fused_steps)
 
 
-class Snapshot:
-    """Base of the engines: remembers every parameter's identity, version, memory and layout."""
+class Engine(abc.ABC):
+    """Weights of a model packed for one precision, and whether they are still the model's."""
 
-    def __init__(self, model: ViT, device: str, dtypes: tuple[torch.dtype, ...]) -> None:
-        reason = unpackable(model, device, dtypes)
+    DTYPES: tuple[torch.dtype, ...]  # of models whose weights it packs
+
+    def __init__(self, model: ViT, device: str) -> None:
+        reason = unpackable(model, device, self.DTYPES)
         if reason:
-            raise ValueError(f"ViT: {reason}")
+            raise Unpackable(f"ViT: {reason}")
         self.model = model
-        self._config = model.config
-        self._owners = [module._parameters for module in model.modules()]
-        self._slots = [(owner, *slot) for owner in self._owners for slot in owner.items()]
-        seen = {id(parameter): parameter for *_, parameter in self._slots if parameter is not None}
-        self._parameters = list(seen.values())
-        self._matrices = [p for p in self._parameters if p.ndim > 1]
+        self.config = model.config
+        self.parameters = parameters_of(model)
         # Holds the memory, so that none of it can be freed and come back at the same address.
-        self._memory = [p.detach() for p in self._parameters]
-        self._layout = self._look()
+        self._memory = [p.detach() for p in self.parameters]
+        self._versions = tuple(p._version for p in self.parameters)
+        self._places = places(self.parameters)
         self._fingerprint = _C.Fingerprint(
             [
                 (p.data_ptr(), p.element_size(), p.shape, p.stride())
-                for p in self._parameters
+                for p in self.parameters
                 if p.device.type == "cpu"
             ]
         )
 
-    def _look(self) -> tuple[list, ...]:
-        """What moves when parameters are written, given other memory, transposed or cut.
-
-        Together 50 us for ViT-B's 152 parameters, in C loops where Python has them.
-        """
-        return (
-            list(map(Tensor._version.__get__, self._parameters)),
-            list(map(Tensor.data_ptr, self._parameters)),
-            list(map(Tensor.numel, self._parameters)),
-            list(map(Tensor.stride, self._matrices)),
-        )
-
     def stale(self) -> bool:
-        """Whether the model has other weights than those that were packed."""
-        return (
-            self.model.config is not self._config
-            or sum(map(len, self._owners)) != len(self._slots)
-            or any([owner.get(key) is not seen for owner, key, seen in self._slots])
-            or self._look() != self._layout
-            or not self._fingerprint.matches()  # reads the memory that was just found in its place
+        """Whether the model's parameters have other values than those that were packed."""
+        return not (
+            _C.reads(Tensor._version, self.parameters, self._versions)
+            and self._places.match(self.parameters)
+            and self._fingerprint.matches()  # reads the memory that was just found in its place
         )
 
+    @staticmethod
+    @abc.abstractmethod
+    def why_not(model: ViT, image: Tensor, precision: str) -> str:
+        """Why this kind of engine cannot serve a call, in one line; "" if it can."""
 
-_seen = threading.local()  # .engine: a weak reference to the last one this thread found current
+    @abc.abstractmethod
+    def logits(self, image: Tensor) -> Tensor:
+        """What `ViT.forward` returns: (B, classes), or (B, D) without a head."""
+
+    @abc.abstractmethod
+    def tokens(self, image: Tensor) -> Tensor:
+        """What `ViT.forward_features` returns: (B, S, D)."""
 
 
-def current(model: ViT, precision: str) -> Snapshot | None:
-    """The model's engine for a precision; None when there is none, a stale one is dropped."""
-    engine = model._engines.get(precision)
-    if engine is None or not engine.stale():
-        _seen.engine = weakref.ref(engine) if engine else None
-        return engine
-    if model._engines.get(precision) is engine:  # no other thread has packed it again meanwhile
-        model._engines.pop(precision, None)
-    return None
+class Engines:
+    """The engines of one model by precision: packed when first asked for, dropped when stale.
 
-
-def just_seen(engine: Snapshot) -> bool:
-    """Whether this thread's `current` gave this engine, so that a forward asks only once.
-
-    Another thread may have put another engine in its place since: one of weights that are gone.
+    It also owns what is known of the model's modules (structure.py). Several threads may ask at
+    once; each gets an engine that it has itself found to be current.
     """
-    seen = getattr(_seen, "engine", None)
-    return seen is not None and seen() is engine
+
+    def __init__(self, model: ViT) -> None:
+        self.model = model
+        self._structure: Structure | None = None
+        self._packed: dict[str, Engine] = {}
+        self._lock = threading.RLock()  # two threads must not pack the same weights at once
+
+    def structure(self) -> Structure:
+        """What the model's modules are now."""
+        found = self._structure
+        if found is None or not found.holds(self.model):
+            with self._lock:
+                found = Structure(self.model)
+                same = parameters_of(self.model)
+                self._packed = {
+                    name: engine
+                    for name, engine in self._packed.items()
+                    if engine.config is found.config and _are(engine.parameters, same)
+                }
+                self._structure = found
+        return found
+
+    def ready(self, precision: str) -> Engine:
+        """The engine of the weights as they are; Unpackable where they cannot be packed.
+
+        Call `structure` before: it drops engines of parameters that were replaced.
+        """
+        engine = self._packed.get(precision)
+        if engine is None or engine.stale():
+            with self._lock:
+                engine = self._packed.get(precision)
+                if engine is None or engine.stale():
+                    self._packed.pop(precision, None)
+                    kind = engine_class(self.model.device.type)
+                    engine = self._packed[precision] = kind(self.model, precision)
+        return engine
+
+    def why_not(self, image: Tensor, precision: str) -> str:
+        """Why the engine of this device cannot serve an image; "" if it can."""
+        try:
+            kind = engine_class(image.device.type)
+        except ImportError as error:
+            return f"what the engine needs is not installed ({error})"
+        return kind.why_not(self.model, image, precision)
+
+    def unpackable(self, precision: str) -> str:
+        """Why the weights cannot be packed, without packing them; "" if they can, or are."""
+        engine = self._packed.get(precision)
+        if engine is not None and not engine.stale():
+            return ""
+        device = self.model.device.type
+        return unpackable(self.model, device, engine_class(device).DTYPES)
+
+    def packed(self) -> list[Engine]:
+        """The engines that there are, current or not."""
+        return list(self._packed.values())
+
+    def drop(self) -> None:
+        """Forget all packed weights."""
+        with self._lock:
+            self._packed = {}
+
+
+@functools.cache
+def engine_class(device: str) -> type[Engine]:
+    """The engine of a kind of device; an ImportError where what it needs is not installed."""
+    if device == "cuda":
+        from .gpu import GpuEngine
+
+        return GpuEngine
+    from .cpu import CpuEngine
+
+    return CpuEngine
+
+
+def stored(image: Tensor) -> Tensor:
+    """The image with its values in memory, where kernels read them.
+
+    A lazy minus sign (of a conjugate's imaginary part) is not, nor are torch's lazy zeros.
+    """
+    return image.clone() if image.is_neg() or image._is_zerotensor() else image
+
+
+def parameters_of(model: ViT) -> tuple[Tensor, ...]:
+    """Every parameter once, in order."""
+    return tuple(model.parameters())
+
+
+def _are(these: tuple[Tensor, ...], those: tuple[Tensor, ...]) -> bool:
+    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))
+
+
+class Places:
+    """`_C.Places` without DLPack, for an older torch or the meta device; three times as slow."""
+
+    READS = (Tensor.data_ptr, Tensor.size, Tensor.stride)
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        self._seen = [tuple(map(read, tensors)) for read in self.READS]
+
+    def match(self, tensors: tuple[Tensor, ...]) -> bool:
+        seen = zip(self.READS, self._seen, strict=True)
+        return all(_C.reads(read, tensors, values) for read, values in seen)
+
+
+def places(tensors: tuple[Tensor, ...]) -> Places | _C.Places:
+    """Where tensors are in memory: what moves when they are given other memory, cut, transposed."""
+    known = all(t.device.type in ("cpu", "cuda") for t in tensors)
+    if known and hasattr(Tensor, "__dlpack_c_exchange_api__"):  # torch >= 2.10
+        return _C.Places(Tensor, tensors)
+    return Places(tensors)
 
 
 def unpackable(model: ViT, device: str, dtypes: tuple[torch.dtype, ...]) -> str:

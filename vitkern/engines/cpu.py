@@ -1,7 +1,4 @@
-"""The packed engine's Python half: packs a ViT's weights once, then one native call per forward.
-
-An engine is a snapshot (snapshot.py); when it is stale the model packs a new one.
-"""
+"""The engine on a CPU: packs a ViT's weights once, then one native call per forward."""
 
 from __future__ import annotations
 
@@ -11,36 +8,35 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import _C, cpu, images
-from .base import Snapshot, current, unpackable
+from .. import _C, cpu, positions
+from .base import Engine, stored
 
 if TYPE_CHECKING:
     from ..model import ViT
 
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
-_MODEL_DTYPES = (torch.float32, torch.bfloat16)
-_ROWS = ("cls_token", "reg_token", "pos_embed", "pos_embed_y", "pos_embed_x")
 _HEAD = ("head.", "head_norm.", "pre_logits.")
 _GRIDS_KEPT = 8  # image sizes whose positions and attention biases are remembered
 
 
-def why_not(model: ViT, image: Tensor, precision: str) -> str:
-    """ "" when the packed engine can serve this call, else the reason in one line."""
-    if precision not in cpu.PRECISIONS:
-        return f"the packed engine computes in {', '.join(cpu.PRECISIONS)}, not {precision}"
-    if image.device.type != "cpu":
-        return f"the packed engine runs on the CPU, the image is on {image.device}"
-    if image.dtype not in cpu.IMAGE_DTYPES:
-        return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
-    return "" if current(model, precision) else unpackable(model, "cpu", _MODEL_DTYPES)
-
-
-class Engine(Snapshot):
+class CpuEngine(Engine):
     """A ViT's weights, packed for one precision; calls may come from several threads at once."""
 
+    DTYPES = (torch.float32, torch.bfloat16)
+
+    @staticmethod
+    def why_not(model: ViT, image: Tensor, precision: str) -> str:
+        if precision not in cpu.PRECISIONS:
+            return f"the packed engine computes in {', '.join(cpu.PRECISIONS)}, not {precision}"
+        if image.device.type != "cpu":
+            return f"the packed engine runs on the CPU, the image is on {image.device}"
+        if image.dtype not in cpu.IMAGE_DTYPES:
+            return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
+        return ""
+
     def __init__(self, model: ViT, precision: str, isa: str = "") -> None:
-        super().__init__(model, "cpu", _MODEL_DTYPES)
-        self.precision, c = precision, model.config
+        super().__init__(model, "cpu")
+        self.precision, self.dtype, c = precision, model.dtype, model.config
         self._native = _C.Engine(
             isa, channels=c.channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
             heads=c.heads, mlp_width=c.mlp_width, depth=c.depth, eps=c.norm_eps,
@@ -59,7 +55,7 @@ class Engine(Snapshot):
 
     def _set(self, name: str, parameter: Tensor) -> None:
         """Hand a parameter to C++, which refuses what it does not know."""
-        if name in _ROWS or name.endswith(".relative_position_bias_table"):
+        if name in positions.ROWS or name.endswith(".relative_position_bias_table"):
             return  # _of_grid reads them
         if name.startswith(_HEAD) and not self._whole_head:
             return
@@ -81,23 +77,20 @@ class Engine(Snapshot):
         return self._native.packed_bytes
 
     def logits(self, image: Tensor) -> Tensor:
-        """What `ViT.forward` returns: (B, classes), or (B, D) without a head."""
-        c = self.model.config
+        c = self.config
         if not self._whole_head:
             return self.model.forward_head(self.tokens(image))
         y = _empty(image, image.shape[0], self._native.classes or c.width)
         return self._run(image, y, _POOLS[c.pool], head=True)
 
     def tokens(self, image: Tensor) -> Tensor:
-        """What `ViT.forward_features` returns: (B, S, D)."""
-        c = self.model.config
+        c = self.config
         patches = (image.shape[2] // c.patch_size) * (image.shape[3] // c.patch_size)
         y = _empty(image, image.shape[0], c.prefix_tokens + patches, c.width)
         return self._run(image, y, _C.Pool.tokens, head=False)
 
     def _run(self, image: Tensor, y: Tensor, pool: _C.Pool, head: bool) -> Tensor:
-        c = self.model.config
-        image = images.stored(image)
+        c, image = self.config, stored(image)
         B, _, Y, X = image.shape
         prefix, position, biases = self._of_grid(Y // c.patch_size, X // c.patch_size)
         mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)
@@ -108,29 +101,7 @@ class Engine(Snapshot):
             mean=cpu.address(mean), std=cpu.address(std), biases=[b.data_ptr() for b in biases],
             pool=pool, head=head, y=y.data_ptr(),
         )  # fmt: skip
-        return y.to(self.model.patch_embed.proj.weight.dtype)
-
-    def _check_rows(self, patches: int, prefix, position, biases) -> None:
-        """The kernel trusts these shapes: a parameter that was replaced may have changed them."""
-        c = self._config
-        S = c.prefix_tokens + patches
-        wanted = {"prefix": (c.prefix_tokens, c.width), "position": (patches, c.width)}
-        got = {"prefix": prefix, "position": position}
-        if (prefix is None) != (not c.prefix_tokens):
-            raise ValueError(
-                f"ViT: the configuration has {c.prefix_tokens} prefix tokens, the model not"
-            )
-        for name, tensor in got.items():
-            if tensor is not None and tuple(tensor.shape) != wanted[name]:
-                raise ValueError(
-                    f"ViT: {name} rows have shape {tuple(tensor.shape)}, the configuration makes"
-                    f" {wanted[name]}; use set_input_size to change the image size"
-                )
-        if any(tuple(b.shape) != (c.heads, S, S) for b in biases) or len(biases) not in (
-            0,
-            c.depth,
-        ):
-            raise ValueError(f"ViT: attention biases must be ({c.heads}, {S}, {S}) in every block")
+        return y if self.dtype is torch.float32 else y.to(self.dtype)
 
     def _of_grid(self, grid_y: int, grid_x: int) -> tuple:
         """(prefix, position, attention biases) of an image size, in fp32."""
@@ -139,12 +110,10 @@ class Engine(Snapshot):
             with torch.no_grad():
                 prefix, position = self.model.position_rows(grid_y, grid_x)
                 biases = [
-                    self.model.attention_bias(i, grid_y, grid_x)
-                    for i in range(self.model.config.depth)
+                    self.model.attention_bias(i, grid_y, grid_x) for i in range(self.config.depth)
                 ]
                 biases = [cpu.vector(b) for b in biases if b is not None]
                 found = (_copy(prefix), _copy(position), biases)
-                self._check_rows(grid_y * grid_x, *found)
             self._grids[grid_y, grid_x] = found
             while len(self._grids) > _GRIDS_KEPT:
                 self._grids.popitem(last=False)

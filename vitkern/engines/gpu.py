@@ -14,47 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import images
 from ..gpu import attention, layernorm, linear_residual, norm_linear, patch_embed
 from ..gpu.launch import Executor, cdiv
 from ..gpu.runtime import device, plan
+from ..precision import PRECISIONS
 from ..registry import REGISTRY
-from .base import Snapshot, current, unpackable
+from . import Unpackable
+from .base import Engine, stored
 
 if TYPE_CHECKING:
     from ..model import ViT
 
-# Precision -> the matrices' dtype, as paths.PRECISIONS, and float16 models as they are.
-DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-}
-MODEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-IMAGE_DTYPES = (*MODEL_DTYPES, torch.uint8)
 PLANS_KEPT = 8  # with their buffers: shapes of images, streams
-
-
-def why_not(model: ViT, image: Tensor, precision: str) -> str:
-    """ "" when the engine can serve this call, else the reason in one line."""
-    if precision not in DTYPES:
-        return f"the GPU engine computes in {', '.join(DTYPES)}, not {precision}"
-    if image.dtype not in IMAGE_DTYPES:
-        return f"the GPU engine takes float32, float16, bfloat16 or uint8 images, not {image.dtype}"
-    if image.device != model.device:
-        return f"the image is on {image.device}, the model on {model.device}"
-    if model.config.qk_norm:
-        return "the GPU engine does not normalise queries and keys"
-    if not REGISTRY["attention"].op.on_gpu({"E": model.config.head_dim}):
-        return f"heads of {model.config.head_dim} channels are too wide for the GPU's attention"
-    if not image.shape[0]:
-        return "there is nothing to compute"
-    if current(model, precision) is None:
-        if image.is_cuda and torch.cuda.is_current_stream_capturing():
-            return "weights would be folded inside a CUDA graph: make one forward before capturing"
-        return unpackable(model, model.device.type, MODEL_DTYPES)
-    return ""
 
 
 class Folded(NamedTuple):
@@ -80,12 +51,35 @@ class Stream(NamedTuple):
     width: int  # columns of a part
 
 
-class GpuEngine(Snapshot):
+class GpuEngine(Engine):
     """A ViT's weights, folded for one precision, and the plans made for its image shapes."""
 
+    DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+    @staticmethod
+    def why_not(model: ViT, image: Tensor, precision: str) -> str:
+        if precision not in PRECISIONS:
+            return f"the GPU engine computes in {', '.join(PRECISIONS)}, not {precision}"
+        if image.dtype not in (*GpuEngine.DTYPES, torch.uint8):
+            kinds = "float32, float16, bfloat16 or uint8"
+            return f"the GPU engine takes {kinds} images, not {image.dtype}"
+        if image.device != model.device:
+            return f"the image is on {image.device}, the model on {model.device}"
+        if model.config.qk_norm:
+            return "the GPU engine does not normalise queries and keys"
+        if not REGISTRY["attention"].op.on_gpu({"E": model.config.head_dim}):
+            return f"heads of {model.config.head_dim} channels are too wide for the GPU's attention"
+        if not image.shape[0]:
+            return "there is nothing to compute"
+        return ""
+
     def __init__(self, model: ViT, precision: str, executor: Executor | None = None) -> None:
-        super().__init__(model, model.device.type, MODEL_DTYPES)
-        self.precision, self.dtype = precision, DTYPES[precision]
+        if model.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise Unpackable(
+                "weights would be folded inside a CUDA graph: make one forward before capturing"
+            )
+        super().__init__(model, model.device.type)
+        self.precision, self.dtype = precision, PRECISIONS[precision].dtype
         self.executor = executor or device.executor(model.device)
         self._plans: OrderedDict[tuple, plan.Plan] = OrderedDict()
         c = model.config
@@ -116,23 +110,21 @@ class GpuEngine(Snapshot):
         return bool(self._plans) and all(made.native for made in self._plans.values())
 
     def logits(self, image: Tensor) -> Tensor:
-        """What `ViT.forward` returns."""
         if not self._whole:
             return self.model.forward_head(self.tokens(image))
         y = image.new_empty(
-            image.shape[0], self._config.classes or self._config.width, dtype=self.model.dtype
+            image.shape[0], self.config.classes or self.config.width, dtype=self.model.dtype
         )
         return self._run("logits", image, y)
 
     def tokens(self, image: Tensor) -> Tensor:
-        """What `ViT.forward_features` returns: (B, S, D)."""
-        c = self._config
+        c = self.config
         patches = (image.shape[2] // c.patch_size) * (image.shape[3] // c.patch_size)
         shape = (image.shape[0], c.prefix_tokens + patches, c.width)
         return self._run("tokens", image, image.new_empty(shape, dtype=self.model.dtype))
 
     def _run(self, want: str, image: Tensor, y: Tensor) -> Tensor:
-        image = images.stored(image)
+        image = stored(image)
         aligned = image.data_ptr() % 16 == 0  # a promise of the binaries
         stream = torch.cuda.current_stream(image.device).cuda_stream if image.is_cuda else 0
         key = (want, tuple(image.shape), image.stride(), image.dtype, aligned, stream)
@@ -154,12 +146,12 @@ class GpuEngine(Snapshot):
 
     def _plan(self, want: str, image: Tensor, y: Tensor) -> plan.Plan:
         tf32 = self.precision == "tf32" if self.dtype == torch.float32 else None
-        launches = plan.record(self.executor, tf32, lambda: self._forward(want, image, y))
+        launches = plan.record(self.executor, tf32, lambda: self.start(want, image, y))
         return plan.Plan(self.executor, launches, (image, y))
 
-    def _forward(self, want: str, image: Tensor, y: Tensor) -> None:
+    def start(self, want: str, image: Tensor, y: Tensor) -> None:
         """Starts every launch of a forward in order, between buffers that it allocates."""
-        c, model = self._config, self.model
+        c, model = self.config, self.model
         grid = (image.shape[2] // c.patch_size, image.shape[3] // c.patch_size)
         B, S = image.shape[0], c.prefix_tokens + grid[0] * grid[1]
         buffers = Buffers(image, B, S, c.width, model.dtype, self.dtype)
@@ -181,7 +173,7 @@ class GpuEngine(Snapshot):
             )
 
     def _embed(self, image: Tensor, grid: tuple[int, int], buffers: Buffers) -> Stream:
-        c, model = self._config, self.model
+        c, model = self.config, self.model
         prefix, position = model.position_rows(*grid)
         mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)
         width = patch_embed.part_width(self._filters, image.shape[0] * grid[0] * grid[1])
@@ -201,7 +193,7 @@ class GpuEngine(Snapshot):
         self, block: Block, stream: Stream, bias: Tensor | None, queries: int, buffers: Buffers,
         result: Tensor | None,
     ) -> Stream:  # fmt: skip
-        c, B = self._config, buffers.B
+        c, B = self.config, buffers.B
         qkv = buffers.qkv(c.heads)
         self._folded(block.qkv, stream, qkv, "none")
         y = buffers.heads(c.heads, queries)
@@ -226,7 +218,7 @@ class GpuEngine(Snapshot):
 
     def _folded(self, linear: Folded, stream: Stream, y: Tensor, activation: str) -> None:
         norm_linear.folded_linear(
-            stream.x, stream.parts, stream.width, *linear, y, activation, self._config.norm_eps
+            stream.x, stream.parts, stream.width, *linear, y, activation, self.config.norm_eps
         )
 
     def _fold(self, norm: nn.LayerNorm, linear: nn.Linear) -> Folded:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import ops
 from ..config import ViTConfig
 from ..gpu.launch import Launch, Recorder, Variant, executing
-from ..model import ViT, fused_block
+from ..model import ViT
+from ..precision import PRECISIONS
 
 if TYPE_CHECKING:
     from .gpu import GpuEngine
@@ -28,27 +28,28 @@ MODELS = ("Ti/16", "S/16", "B/16", "L/16", "S/14", "B/14", "L/14", "H/14")
 BATCHES = (1, 8, 64)  # one for each bucket of rows in gpu/configs.py, and more
 
 
-class Precision(NamedTuple):
-    """What a model is held and multiplied in."""
+class Mixture(NamedTuple):
+    """What a model is held in, and the precision that it is multiplied in."""
 
     model: torch.dtype  # parameters, images and the residual stream
-    matrices: torch.dtype | None  # what matrices are cast to, as under autocast; None: as they are
-    engine: str  # the engine's name of it
-    tf32: bool | None = None  # how fp32 is multiplied
+    precision: str
+
+    @property
+    def cast(self) -> torch.dtype | None:
+        """What matrices are cast to, as under autocast; None: as they are."""
+        dtype = PRECISIONS[self.precision].dtype
+        return None if dtype == self.model else dtype
+
+    @property
+    def tf32(self) -> bool | None:
+        """How fp32 is multiplied."""
+        return self.precision == "tf32" if PRECISIONS[self.precision].dtype.itemsize == 4 else None
 
 
-PRECISIONS = {
-    "fp32": Precision(torch.float32, None, "fp32", False),
-    "tf32": Precision(torch.float32, None, "tf32", True),
-    "fp16": Precision(torch.float16, None, "float16"),
-    "bf16": Precision(torch.bfloat16, None, "bf16"),
-    "autocast-fp16": Precision(torch.float32, torch.float16, "float16"),
-    "autocast-bf16": Precision(torch.float32, torch.bfloat16, "bf16"),
-}
-
-
+MIXTURES = {name: Mixture(row.dtype, name) for name, row in PRECISIONS.items()}
 # What is built unless asked for: autocast's mixtures are compiled at their first use.
-USUAL = ("fp32", "tf32", "fp16", "bf16")
+USUAL = tuple(MIXTURES)
+MIXTURES |= {f"autocast-{name}": Mixture(torch.float32, name) for name in ("fp16", "bf16")}
 
 # How images come: in the model's dtype, or as bytes by planes (B, C, Y, X) or by pixels.
 IMAGES = ("floats", "planes of bytes", "pixels of bytes")
@@ -58,7 +59,7 @@ class Case(NamedTuple):
     """One forward, or a forward and a backward, whose launches are wanted."""
 
     name: str  # as ViTConfig.named knows it
-    precision: str
+    precision: str  # of MIXTURES
     batch: int
     training: bool = False
     images: str = IMAGES[0]
@@ -88,18 +89,14 @@ def operator_launches(case: Case, recorder: Recorder) -> None:
     """The fused operators of one model, called as `ViT.forward` calls them in training."""
     if case.images != IMAGES[0]:  # bytes come to the engine
         return
-    precision, model = PRECISIONS[case.precision], _model(case.name, case.precision, case.training)
+    cast, model = MIXTURES[case.precision].cast, _model(case.name, case.precision, case.training)
+    image = _images(case, model)
     with torch.set_grad_enabled(case.training), executing(recorder), Launchers():
-        seeds = model._seeds(torch.device("meta"))
-        x = model._fused_embed(_images(case, model), seeds)
-        for i, block in enumerate(model.blocks):
-            own = None if seeds is None else seeds[1 + 3 * i : 4 + 3 * i]
-            x = fused_block(block, x, model.config.grid, own, precision.matrices)
-        y = _head(model, x, seeds, precision.matrices)
+        y = model.fused_forward(image, cast)
         if case.training:
             y.backward(torch.empty_like(y))
         else:
-            model._normed(x)  # forward_features
+            model.fused_forward(image, cast, head=False)  # forward_features
 
 
 def engine_launches(case: Case, recorder: Recorder) -> None:
@@ -111,8 +108,8 @@ def engine_launches(case: Case, recorder: Recorder) -> None:
     logits = torch.empty(case.batch, c.classes or c.width, dtype=dtype, device="meta")
     tokens = torch.empty(case.batch, c.tokens, c.width, dtype=dtype, device="meta")
     with torch.no_grad(), executing(recorder):
-        engine._forward("logits", image, logits)
-        engine._forward("tokens", image, tokens)
+        engine.start("logits", image, logits)
+        engine.start("tokens", image, tokens)
 
 
 @functools.cache
@@ -124,7 +121,7 @@ def _model(name: str, precision: str, training: bool) -> ViT:
     """
     changes = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "drop_path": 0.1 if training else 0.0}
     config = ViTConfig.named(name, depth=2, **changes)
-    return ViT(config, device="meta", dtype=PRECISIONS[precision].model).train(training)
+    return ViT(config, device="meta", dtype=MIXTURES[precision].model).train(training)
 
 
 @functools.cache
@@ -133,7 +130,7 @@ def _engine(name: str, precision: str) -> GpuEngine:
     from .gpu import GpuEngine
 
     model = _model(name, precision, False)
-    return GpuEngine(model, PRECISIONS[precision].engine, Recorder("sm_80"))
+    return GpuEngine(model, MIXTURES[precision].precision, Recorder("sm_80"))
 
 
 def _images(case: Case, model: ViT) -> Tensor:
@@ -145,21 +142,13 @@ def _images(case: Case, model: ViT) -> Tensor:
     return torch.empty(case.batch, 3, side, side, dtype=dtype, device="meta")
 
 
-def _head(model: ViT, x: Tensor, seeds: Tensor | None, dtype: torch.dtype | None) -> Tensor:
-    """`ViT._fused_head`, for a cast that only a real device's autocast would ask for."""
-    if dtype is None or not isinstance(model.head, nn.Linear):
-        return model._fused_head(x, seeds)
-    norm, weight = model.norm, model.head.weight.to(dtype)
-    return ops.norm_linear(x[:, 0], norm.weight, norm.bias, weight, model.head.bias, eps=norm.eps)
-
-
 # Where launches come from: each takes a case and records what it would launch.
 SOURCES: list[Callable[[Case, Recorder], None]] = [operator_launches, engine_launches]
 
 
 def launches(case: Case, arch: str) -> list[Launch]:
     """All launches of a case on an architecture, in order."""
-    recorder = Recorder(arch, PRECISIONS[case.precision].tf32)
+    recorder = Recorder(arch, MIXTURES[case.precision].tf32)
     for source in SOURCES:
         source(case, recorder)
     return recorder.launches

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..registry import Operator, Plan, resolve
+from ..registry import CallShape, Operator, resolve
 
 _LIBRARY = torch.library.Library("vitkern", "DEF")
 NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16})
 GPU_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-PLANS_KEPT = 256  # per operator
+SHAPES_KEPT = 256  # per operator
 
 
 def define(op: Operator) -> Callable:
@@ -29,12 +29,12 @@ def define(op: Operator) -> Callable:
     _LIBRARY.define(f"{op.name}({op.schema}) -> ({results})")
     torch.library.register_fake(
         f"vitkern::{op.name}",
-        lambda *args: _bare(op.plan(_named(op, args)).allocate(args[0])),
+        lambda *args: _bare(op.call_shape(_named(op, args)).allocate(args[0])),
         lib=_LIBRARY,
     )
     _LIBRARY.impl(op.name, _checked_reference(op), "CompositeExplicitAutograd")
-    _LIBRARY.impl(op.name, _planned(op, lambda: resolve(op.native), NATIVE_DTYPES), "CPU")
-    gpu = _planned(op, lambda: _gpu(op, "forward"), GPU_DTYPES, op.on_gpu)
+    _LIBRARY.impl(op.name, _by_shape(op, lambda: resolve(op.native), NATIVE_DTYPES), "CPU")
+    gpu = _by_shape(op, lambda: _gpu(op, "forward"), GPU_DTYPES, op.on_gpu)
     _LIBRARY.impl(op.name, gpu, "CUDA")
     _define_backward(op)
     return _transformable(op)
@@ -71,8 +71,8 @@ def _bare(results):
 
 def _checked_reference(op: Operator) -> Callable:
     def call(*args):
-        plan = op.plan(_named(op, args))
-        return _bare(plan.allocate(args[0]) if plan.is_empty else op.reference(*args))
+        shape = op.call_shape(_named(op, args))
+        return _bare(shape.allocate(args[0]) if shape.is_empty else op.reference(*args))
 
     return call
 
@@ -87,7 +87,7 @@ def _gpu(op: Operator, direction: str) -> Callable | None:
         return None
 
 
-def _planned(
+def _by_shape(
     op: Operator,
     load: Callable[[], Callable | None],
     dtypes: frozenset,
@@ -95,27 +95,27 @@ def _planned(
 ) -> Callable:
     """The kernel that `load` imports, for the dtypes and sizes it serves, else the reference.
 
-    Checking shapes by their axis strings takes 20 us: the plan of a call is kept for the next call
+    Checking shapes by their axis strings takes 20 us: those of a call are kept for the next call
     with the same shapes and dtypes.
     """
     reference, load = _checked_reference(op), functools.cache(load)
-    plans: dict[tuple, Plan] = {}
+    shapes: dict[tuple, CallShape] = {}
 
     def call(*args):
         key = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else a for a in args])
-        plan = plans.get(key)
-        if plan is None:
+        shape = shapes.get(key)
+        if shape is None:
             if load() is None or not dtypes.issuperset(_float_dtypes(args)):
                 return reference(*args)
-            if len(plans) >= PLANS_KEPT:
-                plans.clear()
-            plan = op.plan(_named(op, args))
-            if not serves(plan.sizes):
+            if len(shapes) >= SHAPES_KEPT:
+                shapes.clear()
+            shape = op.call_shape(_named(op, args))
+            if not serves(shape.sizes):
                 return reference(*args)
-            plans[key] = plan
-        results = plan.allocate(args[0])
-        if not plan.is_empty:
-            load()(plan.sizes, results, *args)
+            shapes[key] = shape
+        results = shape.allocate(args[0])
+        if not shape.is_empty:
+            load()(shape.sizes, results, *args)
         return _bare(results)
 
     return call

@@ -74,14 +74,14 @@ def test_products_are_computed_by_tiles(on_tiles):
     code = """
 import ctypes, torch
 from vitkern import ViT, cpu
-from vitkern.engine import Engine
+from vitkern.engines.cpu import CpuEngine
 count = ctypes.CDLL(None).vitkern_amx_emulated
 count.restype = ctypes.c_ulonglong
 model = ViT("Ti/16", image_size=64, depth=2).eval()
 image = torch.randn(1, 3, 64, 64)
 print(cpu.isa())
 for precision in ("bf16", "tf32", "fp32"):
-    engine = Engine(model, precision)
+    engine = CpuEngine(model, precision)
     before = count()
     engine.logits(image)
     print(count() - before)
@@ -109,12 +109,12 @@ import ctypes, itertools, mmap, sys
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from vitkern import ViT
-from vitkern.engine import Engine
+from vitkern.engines.cpu import CpuEngine
 
 torch.manual_seed(0)
 factors = [torch.randn(2, n, n, dtype=torch.bfloat16) for n in (32, 70, 129)]
 model, image = ViT("Ti/16", image_size=48, depth=1).eval(), torch.randn(1, 3, 48, 48)
-engines = [Engine(model, precision, isa="amx") for precision in ("bf16", "tf32", "fp32")]
+engines = [CpuEngine(model, precision, isa="amx") for precision in ("bf16", "tf32", "fp32")]
 count = getattr(ctypes.CDLL(None), "vitkern_amx_emulated", lambda: -1)
 """
 

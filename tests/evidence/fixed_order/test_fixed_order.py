@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tests.evidence import fixed_order
 from tests.evidence.fixed_order.torch_mode import FixedOrder
-from vitkern.registry import Error
+from vitkern.contract import Error
 
 
 def normal(*shape, seed=0):

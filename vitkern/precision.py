@@ -1,0 +1,49 @@
+"""The precisions: what matrices are multiplied in, by name, and how exact that is.
+
+Sums, norms, softmax and activations are fp32 in all of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Precision(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    dtype: torch.dtype  # what matrices are held in
+    unit: float  # spacing, relative, of the values that a GEMM's operands keep
+    # What the error contract's factors are multiplied by on GPUs. fp32 is three tf32 GEMMs there,
+    # which keep 21 to 22 bits of an operand instead of 24.
+    gpu_room: float = 1.0
+
+
+PRECISIONS = {
+    row.name: row
+    for row in (
+        Precision("fp32", torch.float32, 2**-21, 1.5),
+        Precision("tf32", torch.float32, 2**-10),
+        Precision("bf16", torch.bfloat16, 2**-7),
+        Precision("fp16", torch.float16, 2**-10),
+    )
+}
+# What `model.precision` may be: the ones that every device has. A model held in another dtype
+# computes in that.
+CHOICES = ("fp32", "tf32", "bf16")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The most exact precision whose matrices have this dtype: "fp32" for float32."""
+    for row in PRECISIONS.values():
+        if row.dtype == dtype:
+            return row.name
+    return {torch.float64: "fp64"}.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def check_choice(owner: str, precision: str | None) -> None:
+    """A ValueError unless `precision` is one of CHOICES, or None: the model's own dtype."""
+    if precision is not None and precision not in CHOICES:
+        raise ValueError(f"{owner} must be {', '.join(CHOICES)} or None, not {precision!r}")
