@@ -37,13 +37,6 @@ def good(state, tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def photo(tmp_path):
-    path = tmp_path / "photo.png"
-    PIL.effect_noise((40, 30), 80).convert("RGB").save(path)
-    return path
-
-
 # ---- weights -----------------------------------------------------------------------
 
 

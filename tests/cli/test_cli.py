@@ -158,13 +158,6 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def photo(tmp_path):
-    path = tmp_path / "photo.png"
-    PIL.effect_noise((60, 40), 80).convert("RGB").save(path)
-    return path
-
-
 def test_classify_names_the_best(capsys, checkpoint, photo, tmp_path):
     names = tmp_path / "names.json"
     names.write_text(json.dumps({str(i): [f"n{i}", f"small_thing_{i}"] for i in range(7)}))

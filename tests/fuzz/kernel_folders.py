@@ -251,42 +251,38 @@ def other_text_file(rng: random.Random, kernels: pathlib.Path) -> None:
 # ---- changes of the files ----
 
 
+# What may stand where a file should: nothing, a folder, a link out of the tree, a link to itself, a
+# pipe that nobody writes to.
+ODD_THINGS: tuple[Callable[[pathlib.Path, pathlib.Path], None], ...] = (
+    lambda path, kernels: None,
+    lambda path, kernels: path.mkdir(),
+    lambda path, kernels: path.symlink_to(kernels.parent / "outside" / "canary"),
+    lambda path, kernels: path.symlink_to(path),
+    lambda path, kernels: os.mkfifo(path),
+)
+
+
 def odd_manifest_file(rng: random.Random, kernels: pathlib.Path) -> None:
-    path, kind = kernels / "manifest.json", rng.randrange(6)
-    if kind == 0:
-        os.truncate(path, 2**36) if path.is_file() else None
-        return
-    _free(path)
-    if kind == 1:
-        path.mkdir()
-    elif kind == 2:
-        path.symlink_to(kernels.parent / "outside" / "canary")
-    elif kind == 3:
-        path.symlink_to(path)
-    elif kind == 4:
-        os.mkfifo(path)
+    path, kind = kernels / "manifest.json", rng.randrange(1 + len(ODD_THINGS))
+    if kind < len(ODD_THINGS):
+        _free(path)
+        ODD_THINGS[kind](path, kernels)
+    elif path.is_file():
+        os.truncate(path, 2**36)
 
 
 def odd_binary(rng: random.Random, kernels: pathlib.Path) -> None:
     files = sorted(kernels.glob("sm_*/*.cubin"))
     if not files:
         return
-    path, kind = rng.choice(files), rng.randrange(7)
-    if kind == 0:
-        path.write_bytes(path.read_bytes()[: rng.randrange(20)]) if path.is_file() else None
-        return
-    if kind == 1:
-        os.truncate(path, 2**36) if path.is_file() else None
-        return
-    _free(path)
-    if kind == 2:
-        path.mkdir()
-    elif kind == 3:
-        path.symlink_to(kernels.parent / "outside" / "canary")
-    elif kind == 4:
-        os.mkfifo(path)
-    elif kind == 5:
-        path.symlink_to(path)
+    path, kind = rng.choice(files), rng.randrange(2 + len(ODD_THINGS))
+    if kind < len(ODD_THINGS):
+        _free(path)
+        ODD_THINGS[kind](path, kernels)
+    elif path.is_file() and kind == len(ODD_THINGS):
+        os.truncate(path, 2**36)
+    elif path.is_file():
+        path.write_bytes(path.read_bytes()[: rng.randrange(20)])
 
 
 def linked_folder(rng: random.Random, kernels: pathlib.Path) -> None:

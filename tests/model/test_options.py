@@ -11,6 +11,19 @@ from vitkern import ops
 FP64_CLOSE = dict(rtol=0, atol=1e-11)
 
 
+def check_against_plain(got, model, image, dtype, function=plain_vit.features):
+    """What a model gives against the plain one in float64, by torch's own error in `dtype`."""
+
+    def plain(dtype):
+        pixels = image.to(dtype) if image.is_floating_point() else image
+        return function(state_of(model, dtype), model.config, pixels)
+
+    truth = plain(torch.float64)
+    with FixedOrder():
+        torchs = plain(dtype)
+    check_error(got, torchs, truth, dtype, function.__name__)
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_matches_plain_model(option, path):
@@ -19,16 +32,8 @@ def test_matches_plain_model(option, path):
     force(model, path, image)
     with torch.no_grad():
         got, rows = model(image), model.forward_features(image)
-    wide, c = state_of(model), model.config
-    narrow = state_of(model, torch.float32)
-    for what, ours, function in (
-        ("features", rows, plain_vit.features),
-        ("logits", got, plain_vit.logits),
-    ):
-        truth = function(wide, c, image.double())
-        with FixedOrder():
-            torchs = function(narrow, c, image)
-        check_error(ours, torchs, truth, torch.float32, what)
+    check_against_plain(rows, model, image, torch.float32)
+    check_against_plain(got, model, image, torch.float32, plain_vit.logits)
 
 
 @pytest.mark.parametrize("path", PATHS[:2])
@@ -125,10 +130,7 @@ def test_bf16_model_keeps_the_error_rule(option, path):
     force(model, path, image)
     with torch.no_grad():
         got = model.forward_features(image)
-    truth = plain_vit.features(state_of(model), model.config, image.double())
-    with FixedOrder():
-        torchs = plain_vit.features(state_of(model, torch.bfloat16), model.config, image)
-    check_error(got, torchs, truth, torch.bfloat16, "features")
+    check_against_plain(got, model, image, torch.bfloat16)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -151,10 +153,7 @@ def test_bf16_precision_of_an_fp32_model_keeps_the_error_rule(option, path):
     with torch.no_grad():
         got, rows = model(image), model.forward_features(image)
     assert rows.dtype == torch.float32, "the residual stream of an fp32 model stays fp32"
-    truth = plain_vit.features(state_of(model), model.config, image.double())
-    with FixedOrder():
-        torchs = plain_vit.features(state_of(model, torch.bfloat16), model.config, image.bfloat16())
-    check_error(rows, torchs, truth, torch.bfloat16, "features")
+    check_against_plain(rows, model, image, torch.bfloat16)
     assert got.isfinite().all()
 
 
@@ -250,10 +249,7 @@ def test_dynamic_sizes_interpolate_positions(option, path):
     force(model, path, image)
     with torch.no_grad():
         got = model.forward_features(image)
-    truth = plain_vit.features(state_of(model), model.config, image.double())
-    with FixedOrder():
-        torchs = plain_vit.features(state_of(model, torch.float32), model.config, image)
-    check_error(got, torchs, truth, torch.float32, "features")
+    check_against_plain(got, model, image, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +276,4 @@ def test_uint8_images_are_normalised(path):
     force(model, path, image)
     with torch.no_grad():
         got = model.forward_features(image)
-    truth = plain_vit.features(state_of(model), model.config, image)
-    with FixedOrder():
-        torchs = plain_vit.features(state_of(model, torch.float32), model.config, image)
-    check_error(got, torchs, truth, torch.float32, "features")
+    check_against_plain(got, model, image, torch.float32)
