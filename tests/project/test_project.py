@@ -1,6 +1,5 @@
 """The promises the project makes about itself."""
 
-import ast
 import importlib.metadata
 import os
 import pathlib
@@ -15,31 +14,10 @@ import pytest
 import vitkern
 from tests.conftest import ROOT
 
-PACKAGE = ROOT / "vitkern"
-
-# Layer -> the layers below that it may import. A file or folder of vitkern/ without its own row
-# (model, layers, engine, accelerate, weights, ...) is of the layer "model". A string that names a
-# module ("vitkern.cpu:layernorm") is no import: backends are loaded by their first call.
-MAY_IMPORT = {
-    "__main__": {"cli", "front door"},
-    "cli": {"front door", "model", "ops", "registry", "gpu", "cpu", "config", "contract", "_C"},
-    "train": {"front door", "model", "ops", "registry", "config"},
-    "inspect": {"front door", "model", "ops", "registry", "config"},
-    "front door": {"model", "config"},  # vitkern/__init__.py: `from vitkern import ViT`
-    "model": {"ops", "registry", "gpu", "cpu", "config", "contract", "precision", "_C"},
-    "ops": {"registry"},
-    "gpu": {"_C"},
-    "cpu": {"_C"},
-    "config": set(),
-    "registry": {"contract"},
-    "contract": {"precision"},
-    "precision": set(),
-    "_C": set(),
-}
-
-SKIPPED_FOLDERS = {".git", ".venv", ".ruff_cache", ".pytest_cache", ".benchmarks", "__pycache__"}
-SKIPPED_FOLDERS |= {"build", "dist", "vitkern.egg-info"}
-TEXT = {".py", ".cpp", ".hpp", ".inc", ".h", ".md", ".toml", ".txt", ".yaml", ".in", ".cfg", ""}
+SKIPPED_FOLDERS = {".git", ".venv", ".ruff_cache", ".mypy_cache", ".pytest_cache", ".benchmarks"}
+SKIPPED_FOLDERS |= {"__pycache__", "build", "dist", "vitkern.egg-info"}
+TEXT = {".py", ".pyi", ".cpp", ".hpp", ".inc", ".h", ".md", ".toml", ".txt", ".in", ".cfg", ""}
+TEXT |= {".yaml", ".yml", ".cff"}
 
 
 def project_files() -> list[pathlib.Path]:
@@ -56,56 +34,6 @@ def relative(path: pathlib.Path) -> str:
 
 
 FILES = project_files()
-PACKAGE_FILES = [path for path in FILES if path.suffix == ".py" and PACKAGE in path.parents]
-
-
-# ---- Layers ------------------------------------------------------------------
-
-
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-
-
-def run_time_nodes(node: ast.AST):
-    """Every node of the tree that runs: an import for type checkers only is no dependency."""
-    yield node
-    children = node.orelse if is_type_checking(node) else ast.iter_child_nodes(node)
-    for child in children:
-        yield from run_time_nodes(child)
-
-
-def layer_of(name: str) -> str:
-    """The layer of vitkern.<name>; a name that is no file is taken from vitkern/__init__.py."""
-    if name in MAY_IMPORT:
-        return name
-    is_file = (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
-    return "model" if is_file and name not in {"", "__init__"} else "front door"
-
-
-def imported_layers(path: pathlib.Path) -> set[str]:
-    package = ["vitkern", *path.relative_to(PACKAGE).parts[:-1]]
-    names = []
-    for node in run_time_nodes(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            stem = [*base, *(node.module.split(".") if node.module else [])]
-            names += [[*stem, alias.name] for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names += [alias.name.split(".") for alias in node.names]
-    return {layer_of(name[1] if len(name) > 1 else "") for name in names if name[0] == "vitkern"}
-
-
-@pytest.mark.parametrize("path", PACKAGE_FILES, ids=relative)
-def test_layers_import_only_downwards(path):
-    layer = layer_of(path.relative_to(PACKAGE).with_suffix("").parts[0])
-    upwards = imported_layers(path) - MAY_IMPORT[layer] - {layer}
-    assert not upwards, f"{relative(path)} is of the layer {layer!r}: no import from {upwards}"
-
-
-def test_layer_table_points_downwards():
-    order = list(MAY_IMPORT)
-    for layer, below in MAY_IMPORT.items():
-        assert all(order.index(name) > order.index(layer) for name in below), layer
 
 
 # ---- Files -------------------------------------------------------------------
