@@ -17,23 +17,27 @@ CXX_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp')
 NATIVE_SOURCES = $(shell find csrc -type f) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-cpus bench fuzz soak ptx-check gpu-check lint format native-test docs clean
+.PHONY: help setup demo test test-full test-portable test-cpus bench fuzz soak ptx-check gpu-check
+.PHONY: lint format native-test wheel sdist docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/ready ## environment and extension (the others do it by themselves)
 
 demo: $(VENV)/built $(VENV)/torch ## check ViT against PyTorch on this machine, time both, save the picture
 	$(PY) -m vitkern demo $(ARGS)
 
-test: $(VENV)/ready ## all tests but the long ones, in two processes
+test: lint $(VENV)/ready ## lint, then all tests but the long ones, in two processes
 	$(PY) -m pytest -q -n 2 --dist worksteal $(ARGS)
 
 test-full: $(VENV)/ready ## all tests: also those that take long and rarely find anything
 	$(PY) -m pytest -q -n 2 --dist worksteal -m "not ptx_full" $(ARGS)
 
-test-cpus: $(VENV)/ready ## the tests that compare numbers, with libraries forced to other CPUs' kernels
+test-portable: $(VENV)/ready ## operators, models and commands: what runs where Triton does not
+	$(PY) -m pytest -q -n 2 --dist worksteal tests/ops tests/model tests/cli $(ARGS)
+
+test-cpus: $(VENV)/ready ## the tests that compare floats, with libraries forced to other CPUs' kernels
 	$(PY) tools/other_cpus.py $(ARGS)
 
 bench: $(VENV)/ready ## all benchmarks and sweeps with eager PyTorch beside each, then the report: 10 minutes
@@ -50,10 +54,11 @@ soak: $(VENV)/ready ## threads, changing weights and sizes, every result checked
 ptx-check: $(VENV)/ready ## all operators as Triton compiles them for sm_80, emulated: 20 minutes
 	$(PY) -m pytest -q -m ptx_full tests/gpu/test_ptx.py $(ARGS)
 
-lint: $(VENV)/installed ## ruff and clang-format, changing nothing
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
+lint: $(VENV)/installed ## ruff, clang-format and mypy, changing nothing
+	$(PY) -m ruff check -q .
+	$(PY) -m ruff format -q --check .
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+	$(PY) -m mypy
 
 format: $(VENV)/installed ## ruff and clang-format, rewriting files
 	$(PY) -m ruff check --fix .
@@ -67,6 +72,12 @@ native-test: $(VENV)/installed ## the kernels without Python, under ASan and UBS
 	build/native/native_test
 	build/native/native_launcher_test
 
+wheel: $(VENV)/tools ## a wheel for this Python with every instruction set, into dist/
+	CMAKE_ARGS= $(PY) -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .
+
+sdist: $(VENV)/tools ## the source archive, into dist/
+	$(PY) setup.py -q sdist
+
 docs: $(VENV)/ready ## docs/ops.md from the operator table
 	$(PY) tools/gen_ops_docs.py $(ARGS)
 
@@ -74,7 +85,7 @@ gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates,
 	$(PY) tools/gpu_check.py $(ARGS)
 
 clean: ## remove everything that make made, .venv included
-	rm -rf $(VENV) build dist vitkern.egg-info vitkern/_C*.so .pytest_cache .ruff_cache .benchmarks
+	rm -rf $(VENV) build dist vitkern.egg-info vitkern/_C*.so .pytest_cache .ruff_cache .mypy_cache .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- Set-up: a stamp per step, so that a second run starts at once ------------------------------

@@ -3,7 +3,7 @@
     python tools/error_table.py
 
 The truth is the reference in float64. For each row of the operator table, dtype and instruction
-set: the largest ratio over the test cases of more than 50 numbers. The contract is 2 (worst) and
+set: the largest ratio over the test cases of more than 50 elements. The contract is 2 (worst) and
 1.25 (rms), plus one eps.
 """
 
@@ -28,7 +28,7 @@ def ratios(spec: OpSpec, dtype: torch.dtype, isa: str) -> tuple[float, float]:
         shape = spec.op.call_shape(dict(zip(spec.op.arguments, args, strict=True)))
         results = shape.allocate(args[0])
         if results[0].numel() <= 50:
-            continue  # a handful of numbers has no stable rms
+            continue  # a handful of elements has no stable rms
         spec.load("native")(shape.sizes, results, *args, isa=isa)
         wide = {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()}
         truth = spec.op.reference(*spec.arguments(wide))[0]

@@ -60,7 +60,7 @@ CPUS = {
     ),
 }  # fmt: skip
 
-# Everything whose verdict compares numbers.
+# Everything whose verdict compares floating-point results.
 TESTS = [
     "tests/ops/test_ops.py",
     "tests/ops/test_shapes.py",

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = importlib.import_module(f"vitkern.cli.{name}")
-        summary = module.__doc__.split("\n")[0]
+        summary = (module.__doc__ or "").split("\n")[0]
         command = commands.add_parser(
             name,
             help=summary,

@@ -7,14 +7,17 @@ import difflib
 import functools
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any, NoReturn
 
 POOLS = ("token", "mean", "none")
 POSITIONS = ("none", "learned", "learned_2d", "sincos_1d", "sincos_2d", "relative")
 FINAL_NORMS = ("before_pool", "after_pool", "none")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
 HEADS = ("linear", "tanh", "token_norm")
+RATES = ("dropout", "attention_dropout", "projection_dropout", "head_dropout", "drop_path")
 
 # name: (width D, depth, heads H, MLP width F), from the ViT paper, DeiT (Ti) and Scaling ViT (g)
 VARIANTS = {
@@ -45,9 +48,9 @@ RANGES = {
 }
 
 # A timm name ends in one of these; each is what that family changes about the plain ViT.
-_DINOV2 = {"image_size": 518, "layer_scale": 1e-5, "classes": 0}
-_CLIP = {"pre_norm": True, "norm_eps": 1e-5}
-TIMM_FAMILIES: dict[str, dict[str, object]] = {
+_DINOV2: dict[str, Any] = {"image_size": 518, "layer_scale": 1e-5, "classes": 0}
+_CLIP: dict[str, Any] = {"pre_norm": True, "norm_eps": 1e-5}
+TIMM_FAMILIES: dict[str, dict[str, Any]] = {
     "": {},
     "reg4_dinov2": {**_DINOV2, "registers": 4, "position_covers_prefix": False},
     "dinov2": _DINOV2,
@@ -64,7 +67,7 @@ _TIMM_NAME = re.compile(
 class ViTConfig:
     """Every choice that makes a Vision Transformer; the defaults are B/16, 224, 1000 classes."""
 
-    image_size: int | tuple[int, int] = 224  # pixels, one number or (rows, columns)
+    image_size: int | tuple[int, int] = 224  # pixels, one integer or (rows, columns)
     patch_size: int = 16
     channels: int = 3
     width: int = 768  # D
@@ -77,16 +80,14 @@ class ViTConfig:
     registers: int = 0  # register tokens, between the class token and the patches
     pool: str = "token"  # "token" (class token's row), "mean" (of the patches), "none" (every row)
     position: str = "learned"  # one of POSITIONS
-    position_covers_prefix: bool = (
-        True  # "learned", "sincos_1d": class and register rows have positions
-    )
+    # With "learned" and "sincos_1d": whether class and register rows have positions too.
+    position_covers_prefix: bool = True
 
     qkv_bias: bool = True
     layer_scale: float | None = None  # initial value; None: no LayerScale
     qk_norm: bool = False  # LayerNorm of each head's q and k
-    pre_norm: bool = (
-        False  # LayerNorm before the blocks; the patch projection then has no bias (CLIP)
-    )
+    # LayerNorm before the blocks; the patch projection then has no bias (CLIP).
+    pre_norm: bool = False
     final_norm: str = "before_pool"  # or "after_pool", "none"
     norm_eps: float = 1e-6
     activation: str = "gelu"  # exact; or "gelu_tanh", "quick_gelu"
@@ -101,9 +102,8 @@ class ViTConfig:
     head: str = "linear"
     representation_size: int | None = None  # width of the tanh layer; None: width
 
-    dynamic_image_size: bool = (
-        False  # accept any size that the patch divides; positions are interpolated
-    )
+    # Accept any size that is a multiple of the patch; positions are interpolated.
+    dynamic_image_size: bool = False
     mean: tuple[float, ...] | None = None  # of the pixels in 0..1; needed for uint8 images
     std: tuple[float, ...] | None = None
 
@@ -123,7 +123,7 @@ class ViTConfig:
             value = getattr(self, f.name)
             if f.type == "bool" and not isinstance(value, bool):
                 _refuse(f"{f.name} must be True or False, not {_shown(value)}")
-            numbers = [value] if f.type in ("float", "float | None") else []
+            numbers: Sequence[Any] = [value] if f.type in ("float", "float | None") else []
             if f.name in ("mean", "std") and value is not None:
                 if not isinstance(value, (tuple, list)):
                     _refuse(f"{f.name} must have one number per channel, not {_shown(value)}")
@@ -177,13 +177,7 @@ class ViTConfig:
             _refuse(
                 f"position={self.position!r} needs a width that {divisor} divides, not {self.width}"
             )
-        for name in (
-            "dropout",
-            "attention_dropout",
-            "projection_dropout",
-            "head_dropout",
-            "drop_path",
-        ):
+        for name in RATES:
             if not 0 <= getattr(self, name) < 1:
                 _refuse(f"{name} must be at least 0 and below 1, not {getattr(self, name)!r}")
         if self.norm_eps <= 0:
@@ -230,12 +224,12 @@ class ViTConfig:
         """Stochastic depth of a block: 0 at the first, `drop_path` at the last, linear between."""
         return self.drop_path * block / (self.depth - 1) if self.depth > 1 else 0.0
 
-    def replace(self, **changes: object) -> ViTConfig:
+    def replace(self, **changes: Any) -> ViTConfig:
         """A copy with some fields changed, checked again."""
         return dataclasses.replace(self, **_known(changes))
 
     @classmethod
-    def named(cls, name: str, **changes: object) -> ViTConfig:
+    def named(cls, name: str, **changes: Any) -> ViTConfig:
         """The configuration called `name` ("B/16", "vit_base_patch16_224"), with `changes` on top.
 
         >>> ViTConfig.named("B/16", image_size=384, classes=10).tokens
@@ -247,11 +241,9 @@ class ViTConfig:
         if fields is None:
             known = names()
             close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
-            hint = (
-                f"did you mean {', '.join(close)}?"
-                if close
-                else f"known: {', '.join(known[:24])}, ..."
-            )
+            hint = f"known: {', '.join(known[:24])}, ..."
+            if close:
+                hint = f"did you mean {', '.join(close)}?"
             raise ValueError(f"ViTConfig.named: unknown variant {_shown(name)}; {hint}")
         return cls(**{**fields, **_known(changes)})
 
@@ -275,7 +267,7 @@ def names() -> list[str]:
     return short + plain + deit + dinov2 + clip
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     raise ValueError(f"ViTConfig: {message}")
 
 
@@ -298,36 +290,33 @@ def _shown(value: object) -> str:
         return f"a {type(value).__name__} with an integer of thousands of digits"
 
 
-def _known(changes: dict[str, object]) -> dict[str, object]:
+def _known(changes: dict[str, Any]) -> dict[str, Any]:
     fields = [f.name for f in dataclasses.fields(ViTConfig)]
     for name in changes:
         if name not in fields:
             close = difflib.get_close_matches(name, fields, n=3)
-            hint = (
-                f"did you mean {', '.join(close)}?"
-                if close
-                else f"the fields are {', '.join(fields)}"
-            )
+            hint = f"did you mean {', '.join(close)}?"
+            if not close:
+                hint = f"the fields are {', '.join(fields)}"
             raise TypeError(f"ViTConfig has no field {name!r}; {hint}")
     return changes
 
 
-def _variant(name: str, patch: int) -> dict[str, object]:
+def _variant(name: str, patch: int) -> dict[str, Any]:
     width, depth, heads, mlp_width = VARIANTS[name]
     return dict(width=width, depth=depth, heads=heads, mlp_width=mlp_width, patch_size=patch)
 
 
-def _short_name(name: str) -> dict[str, object] | None:
+def _short_name(name: str) -> dict[str, Any] | None:
     variant, _, patch = name.removeprefix("ViT-").partition("/")
     if variant not in VARIANTS or patch not in map(str, PATCHES):
         return None
     return _variant(variant, int(patch))
 
 
-def _timm_name(name: str) -> dict[str, object] | None:
-    match = _TIMM_NAME.fullmatch(
-        name.removeprefix("timm/").partition(".")[0]
-    )  # "name.pretrained_tag"
+def _timm_name(name: str) -> dict[str, Any] | None:
+    plain = name.removeprefix("timm/").partition(".")[0]  # of "timm/name.pretrained_tag"
+    match = _TIMM_NAME.fullmatch(plain)
     if match is None or match["word"] not in TIMM_WORDS or int(match["patch"]) not in PATCHES:
         return None
     family = match["family"] or ""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import warnings
+from typing import TYPE_CHECKING
 
-LARGEST_PIXELS = (
-    100_000_000  # 300 MB as RGB; a larger file is more likely an attack or a map than a photograph
-)
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+# 300 MB as RGB; a larger file is more likely an attack or a map than a photograph.
+LARGEST_PIXELS = 100_000_000
 # Formats of photographs. Of Pillow's others some start another program (EPS), and all of them are
 # more for an attacker to try than for a user to send.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "MPO", "TGA")
@@ -21,7 +25,7 @@ NORMALISATIONS = {
 }
 
 
-def read(path: pathlib.Path):
+def read(path: pathlib.Path) -> Image:
     """An upright RGB image; a ValueError or FileNotFoundError says what is wrong with the file."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -56,7 +60,7 @@ def read(path: pathlib.Path):
     )
 
 
-def prepare(image, size: tuple[int, int], normalisation: str = "imagenet"):
+def prepare(image: Image, size: tuple[int, int], normalisation: str = "imagenet") -> Tensor:
     """Short side to size / 0.875 (bicubic), centre crop, normalise: a (3, Y, X) float tensor."""
     import torch
     from PIL import Image
@@ -73,7 +77,7 @@ def prepare(image, size: tuple[int, int], normalisation: str = "imagenet"):
     return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
 
 
-def _trim(image):
+def _trim(image: Image) -> Image:
     """Cut the far ends off a very long image before it is enlarged."""
     keep = LONGEST_SHARE * min(image.size)
     wide, high = (min(side, keep) for side in image.size)

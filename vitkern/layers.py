@@ -7,6 +7,8 @@ elements.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -81,7 +83,7 @@ class Activation(nn.Module):
 
 
 class LayerScale(nn.Module):
-    def __init__(self, width: int, init: float, **made) -> None:
+    def __init__(self, width: int, init: float, **made: Any) -> None:
         super().__init__()
         self.init = init
         self.gamma = nn.Parameter(torch.empty(width, **made))
@@ -93,7 +95,7 @@ class LayerScale(nn.Module):
 class PatchEmbed(nn.Module):
     """Image (B, C, Y, X) to patch rows (B, N, D)."""
 
-    def __init__(self, c: ViTConfig, **made) -> None:
+    def __init__(self, c: ViTConfig, **made: Any) -> None:
         super().__init__()
         self.proj = nn.Conv2d(
             c.channels, c.width, c.patch_size, c.patch_size, bias=not c.pre_norm, **made
@@ -104,7 +106,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, c: ViTConfig, **made) -> None:
+    def __init__(self, c: ViTConfig, **made: Any) -> None:
         super().__init__()
         D, E = c.width, c.head_dim
         self.heads, self.grid, self.prefix = c.heads, c.grid, c.prefix_tokens
@@ -145,7 +147,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, c: ViTConfig, **made) -> None:
+    def __init__(self, c: ViTConfig, **made: Any) -> None:
         super().__init__()
         self.fc1 = nn.Linear(c.width, c.mlp_width, **made)
         self.act = Activation(c.activation)
@@ -160,7 +162,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); `seeds` (3,): attention, projection, MLP."""
 
-    def __init__(self, c: ViTConfig, index: int, **made) -> None:
+    def __init__(self, c: ViTConfig, index: int, **made: Any) -> None:
         super().__init__()
 
         def scale() -> nn.Module:
@@ -216,7 +218,7 @@ class Block(nn.Module):
 class PreLogits(nn.Module):
     """The paper's pre-training head: a Linear and tanh before the classifier."""
 
-    def __init__(self, width: int, size: int, **made) -> None:
+    def __init__(self, width: int, size: int, **made: Any) -> None:
         super().__init__()
         self.fc = nn.Linear(width, size, **made)
         self.act = Activation("tanh")

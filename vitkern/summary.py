@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
+
+from .config import ViTConfig
+
+if TYPE_CHECKING:
+    from .model import ViT
 
 
 class Row(NamedTuple):
     layer: str
     shape: tuple[int, ...]  # of the result for one image, without the batch axis
     parameters: int
-    multiply_adds: int  # for one image; matrix products only, attention's two included
+    multiply_adds: int  # for one image; GEMMs only, attention's two included
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,7 +36,7 @@ class Summary:
         return f"<{self.parameters:,} parameters, {self.multiply_adds / 1e9:.1f} G multiply-adds>"
 
 
-def summarise(model: nn.Module, image_size: int | tuple[int, int] | None = None) -> Summary:
+def summarise(model: ViT, image_size: int | tuple[int, int] | None = None) -> Summary:
     """Count a `vitkern.ViT` for its own image size, or another one."""
     c = model.config if image_size is None else model.config.replace(image_size=image_size)
     D, F, S, N = c.width, c.mlp_width, c.tokens, c.patches
@@ -67,7 +72,7 @@ def _count(block: nn.Module, *names: str) -> int:
     return sum(p.numel() for name in names for p in getattr(block, name).parameters())
 
 
-def _table(rows: list[Row], c, parameters: int, work: int) -> str:
+def _table(rows: list[Row], c: ViTConfig, parameters: int, work: int) -> str:
     y, x = (c.patch_size * n for n in c.grid)
     lines = [("layer", "result", "parameters", "multiply-adds")]
     for row in rows:

@@ -12,8 +12,13 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+from typing import TYPE_CHECKING
 
 from ..gpu.configs import ARCHS
+
+if TYPE_CHECKING:
+    from ..gpu.aot.build import Result
+    from ..gpu.launch import Variant
 
 
 def names(text: str) -> list[str]:
@@ -109,7 +114,9 @@ def require_triton() -> None:
         ) from None
 
 
-def build(wanted: dict, out: os.PathLike, jobs: int | None, check: bool):
+def build(
+    wanted: dict[str, list[Variant]], out: os.PathLike[str], jobs: int | None, check: bool
+) -> Result:
     """`gpu.aot.build` with a bar, after saying how much there is to do."""
     from ..gpu.aot import build as aot
     from ..measure.progress import Progress
@@ -120,7 +127,7 @@ def build(wanted: dict, out: os.PathLike, jobs: int | None, check: bool):
         return aot.build(wanted, out, jobs, progress, check)
 
 
-def summary(result) -> str:
+def summary(result: Result) -> str:
     """What a build did, in one line."""
     earlier = len(result.entries) - result.built
     kept = f", {result.kept} others of earlier builds kept" if result.kept else ""

@@ -60,7 +60,7 @@ GPU_OPTIONS: dict[str, dict] = {
     "--dtype": {
         "type": dtypes,
         "metavar": "NAME,...",
-        "help": f"GPU: of {','.join(DTYPES)} (default all; tf32: fp32 with TF32 products)",
+        "help": f"GPU: of {','.join(DTYPES)} (default all; tf32: fp32 with TF32 matmuls)",
     },
     "--compile": {
         "nargs": "?",

@@ -10,8 +10,15 @@ import json
 import math
 import pathlib
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from ..image_files import NORMALISATIONS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..model import ViT
 
 BATCH = 8  # images a call; more gains nothing on a CPU and costs memory
 LARGEST_NAMES = 64 << 20  # bytes; ImageNet-21k's names are 1 MB
@@ -62,7 +69,7 @@ def run(given: argparse.Namespace) -> int:
     return 1 if any("error" in answer for answer in answers) else 0
 
 
-def build(state: dict, name: str | None, path: pathlib.Path):
+def build(state: dict[str, Tensor], name: str | None, path: pathlib.Path) -> ViT:
     """The model these weights belong to, in eval mode."""
     from .. import ViT
     from ..weights import timm
@@ -88,7 +95,7 @@ def build(state: dict, name: str | None, path: pathlib.Path):
     return model
 
 
-def compare(state: dict, wanted: dict) -> str:
+def compare(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
     """How the first tensor that differs from the model's does so; "" if none does."""
     for name in (*wanted, *state):
         if name not in state:
@@ -103,7 +110,7 @@ def compare(state: dict, wanted: dict) -> str:
     return ""
 
 
-def recognise(state: dict, path: pathlib.Path) -> tuple[str, dict]:
+def recognise(state: dict[str, Tensor], path: pathlib.Path) -> tuple[str, dict[str, Any]]:
     """Variant and image size of a plain ViT, from the shapes of its weights."""
     from ..config import PATCHES, VARIANTS
 
@@ -157,7 +164,7 @@ def class_names(path: pathlib.Path | None, count: int) -> list[str]:
     return [names[i] for i in range(count)]
 
 
-def classify(model, given: argparse.Namespace, names: list[str]):
+def classify(model: ViT, given: argparse.Namespace, names: list[str]) -> Iterator[dict[str, Any]]:
     """One answer per image, in order; an image that cannot be read answers with its error."""
     import torch
 
@@ -177,7 +184,7 @@ def classify(model, given: argparse.Namespace, names: list[str]):
                 )
             except (ValueError, OSError) as error:
                 errors[path] = str(error)
-        rows = iter(())
+        rows: Iterator[torch.Tensor] = iter(())
         if pixels:
             with torch.inference_mode():
                 logits = model(torch.stack(list(pixels.values()))).float()

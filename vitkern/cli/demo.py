@@ -14,13 +14,21 @@ import functools
 import pathlib
 import sys
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..model import ViT
 
 MODELS = ("Ti/16", "S/16", "B/16")
 BATCHES = (1, 8)
 CHECKED_IMAGES = 2
 PRECISIONS = ("fp32", "bf16")
 LONGEST_FORWARD_S = 1.0  # of PyTorch in bf16: six times fp32's time where there are no instructions
+
+
+Models: TypeAlias = "dict[tuple[str, str], ViT]"  # (provider, precision) -> model
 
 
 class Verdict(NamedTuple):
@@ -104,7 +112,7 @@ def run(given: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def build(name: str, image_size: int) -> dict[str, object]:
+def build(name: str, image_size: int) -> Models:
     """The same weights five times: eager PyTorch and vitkern in each precision, and the truth."""
     import copy
 
@@ -113,7 +121,7 @@ def build(name: str, image_size: int) -> dict[str, object]:
     from .. import ViT
 
     base = ViT(name, image_size=image_size).eval()
-    models = {("native", "fp32"): base, ("native", "bf16"): copy.deepcopy(base)}
+    models: Models = {("native", "fp32"): base, ("native", "bf16"): copy.deepcopy(base)}
     models["native", "bf16"].precision = "bf16"
     models["torch", "fp32"] = copy.deepcopy(base)
     models["torch", "bf16"] = copy.deepcopy(base).to(torch.bfloat16)
@@ -124,21 +132,21 @@ def build(name: str, image_size: int) -> dict[str, object]:
     return models
 
 
-def call(models: dict, provider: str, precision: str, image) -> Callable[[], object]:
+def call(models: Models, provider: str, precision: str, image: Tensor) -> Callable[[], Tensor]:
     """One forward; eager PyTorch in bf16 gets its image in bf16 already."""
     model = models[provider, precision]
     image = image.to(model.dtype)
     return lambda: model(image)
 
 
-def check(name: str, models: dict, image_size: int) -> tuple[list[Verdict], float]:
+def check(name: str, models: Models, image_size: int) -> tuple[list[Verdict], float]:
     """Both precisions against float64, and the seconds that PyTorch took for an image in bf16."""
     import torch
 
     from ..contract import judge
     from ..measure.timing import WALL
 
-    outputs = {}
+    outputs: dict[tuple[str, str], Tensor] = {}
 
     def forward(provider: str, precision: str) -> None:
         outputs[provider, precision] = call(models, provider, precision, image)()
@@ -160,7 +168,12 @@ def check(name: str, models: dict, image_size: int) -> tuple[list[Verdict], floa
 
 
 def clock(
-    name: str, batch: int, models: dict, image_size: int, seconds: float, left_out: list
+    name: str,
+    batch: int,
+    models: Models,
+    image_size: int,
+    seconds: float,
+    left_out: list[tuple[str, str]],
 ) -> Timed:
     """Four forwards in turns, but for those left out."""
     import torch

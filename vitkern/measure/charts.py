@@ -1,9 +1,14 @@
-"""The project's pictures: one colour per provider, titled with where the numbers come from."""
+"""The project's pictures: one colour per provider, titled with where the measurements come from."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = {
@@ -24,7 +29,7 @@ NAMES = {
 }
 
 
-def pyplot():
+def pyplot() -> ModuleType:
     """matplotlib without a window; a clear error where it is missing."""
     try:
         import matplotlib
@@ -39,7 +44,7 @@ def pyplot():
             "svg.fonttype": "path",
         }
     )
-    matplotlib.rcParams["svg.hashsalt"] = "vitkern"  # the same numbers give the same file
+    matplotlib.rcParams["svg.hashsalt"] = "vitkern"  # the same rows give the same file
     from matplotlib import pyplot as plt
 
     return plt
@@ -69,13 +74,13 @@ def speedup_bars(
     return save(figure, path, title, subtitle)
 
 
-def arrange(figure) -> None:
+def arrange(figure: Figure) -> None:
     """The final layout: all that is drawn so far, below the two lines of the title."""
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.45 / figure.get_size_inches()[1]))
 
 
 def save(
-    figure, path: pathlib.Path, title: str, subtitle: str, arranged: bool = False
+    figure: Figure, path: pathlib.Path, title: str, subtitle: str, arranged: bool = False
 ) -> pathlib.Path:
     """Title the figure, write it in the format that the path's ending names, and close it."""
     plt = pyplot()

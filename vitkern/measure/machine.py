@@ -1,4 +1,4 @@
-"""What this machine is: the facts that stand beside every measured number."""
+"""What this machine is: the facts that stand beside every measurement."""
 
 from __future__ import annotations
 

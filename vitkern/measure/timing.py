@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
 
 # A call shorter than this is repeated once untimed before its timed turn: the neighbours' turn
 # threw its data out of the caches, and 20 ms is far longer than refilling 2 MB of L2 takes.
@@ -85,10 +87,10 @@ class Spread(NamedTuple):
 
 
 @dataclass
-class Turns:
+class Turns(Generic[Name]):
     """Functions of no argument that do the same job, and how long one call of each takes."""
 
-    functions: Mapping[str, Callable[[], object]]
+    functions: Mapping[Name, Callable[[], object]]
     clock: Clock = WALL
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ class Turns:
         for name, function in self.functions.items():
             if self.once[name] < LONG_CALL_S:
                 self.once[name] = time(function)
-        self.samples: dict[str, list[float]] = {name: [] for name in self.functions}
+        self.samples: dict[Name, list[float]] = {name: [] for name in self.functions}
 
     def rounds(self, seconds: float, at_least: int = 3, at_most: int = 200) -> int:
         """How many turns of all the functions fit in `seconds`."""
@@ -113,26 +115,26 @@ class Turns:
             for name in self.once:
                 self.clock.time(self.functions[name])
 
-    def retire(self, name: str) -> None:
+    def retire(self, name: Name) -> None:
         """Keep the one call that was timed and take no more turns: it said enough."""
         self.samples[name].append(self.once.pop(name))
 
-    def warm(self, name: str) -> None:
+    def warm(self, name: Name) -> None:
         """Bring a short function's data back into the caches."""
         if self.clock.warms and self.once[name] < COLD_MATTERS_BELOW_S:
             self.functions[name]()
 
-    def take(self, name: str) -> None:
+    def take(self, name: Name) -> None:
         """One timed turn of one function."""
         self.warm(name)
         self.samples[name].append(self.clock.time(self.functions[name]))
 
-    def run(self, seconds: float) -> dict[str, Spread]:
+    def run(self, seconds: float) -> dict[Name, Spread]:
         """Let all take turns for about `seconds`; the spread of each."""
         for _ in range(self.rounds(seconds)):
             for name in self.once:
                 self.take(name)
         return self.spreads()
 
-    def spreads(self) -> dict[str, Spread]:
+    def spreads(self) -> dict[Name, Spread]:
         return {name: Spread.of(seconds) for name, seconds in self.samples.items()}

@@ -10,7 +10,8 @@ exact but slower; `ViT.explain()` says so.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ GPU_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 SHAPES_KEPT = 256  # per operator
 
 
-def define(op: Operator) -> Callable:
+def define(op: Operator) -> Callable[..., Any]:
     """Declare `op` and `op`_backward; returns the callable torch operator."""
     results = ", ".join(["Tensor"] * len(op.outputs))
     _LIBRARY.define(f"{op.name}({op.schema}) -> ({results})")
@@ -40,7 +41,7 @@ def define(op: Operator) -> Callable:
     return _transformable(op)
 
 
-def _transformable(op: Operator) -> Callable:
+def _transformable(op: Operator) -> Callable[..., Any]:
     """The torch operator, or its reference under torch.func and forward-mode derivatives.
 
     Those look inside a function; an opaque operator would give them zeros.
@@ -48,7 +49,7 @@ def _transformable(op: Operator) -> Callable:
     opaque = getattr(torch.ops.vitkern, op.name).default
     forward_mode = torch.autograd.forward_ad
 
-    def call(*args):
+    def call(*args: Any) -> Any:
         if not torch.compiler.is_compiling() and (
             torch._C._functorch.peek_interpreter_stack() is not None
             or forward_mode._current_level >= 0
@@ -60,24 +61,24 @@ def _transformable(op: Operator) -> Callable:
     return call
 
 
-def _named(op: Operator, args: tuple) -> Mapping[str, object]:
+def _named(op: Operator, args: Sequence[Any]) -> Mapping[str, Any]:
     return dict(zip(op.arguments, args, strict=True))
 
 
-def _bare(results):
+def _bare(results: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
     """What torch wants back: a tensor for a single result, else a tuple."""
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _checked_reference(op: Operator) -> Callable:
-    def call(*args):
+def _checked_reference(op: Operator) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
         shape = op.call_shape(_named(op, args))
         return _bare(shape.allocate(args[0]) if shape.is_empty else op.reference(*args))
 
     return call
 
 
-def _gpu(op: Operator, direction: str) -> Callable | None:
+def _gpu(op: Operator, direction: str) -> Callable[..., Any] | None:
     """The operator's Triton launcher, or None where Triton is not installed."""
     try:
         return resolve(f"{op.gpu}:{direction}")
@@ -89,23 +90,26 @@ def _gpu(op: Operator, direction: str) -> Callable | None:
 
 def _by_shape(
     op: Operator,
-    load: Callable[[], Callable | None],
-    dtypes: frozenset,
+    load: Callable[[], Callable[..., Any] | None],
+    dtypes: frozenset[torch.dtype],
     serves: Callable[[dict[str, int]], bool] = lambda sizes: True,
-) -> Callable:
+) -> Callable[..., Any]:
     """The kernel that `load` imports, for the dtypes and sizes it serves, else the reference.
 
     Checking shapes by their axis strings takes 20 us: those of a call are kept for the next call
     with the same shapes and dtypes.
     """
     reference, load = _checked_reference(op), functools.cache(load)
-    shapes: dict[tuple, CallShape] = {}
+    shapes: dict[tuple[Any, ...], CallShape] = {}
 
-    def call(*args):
+    def call(*args: Any) -> Any:
+        kernel = load()
+        if kernel is None:
+            return reference(*args)
         key = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else a for a in args])
         shape = shapes.get(key)
         if shape is None:
-            if load() is None or not dtypes.issuperset(_float_dtypes(args)):
+            if not dtypes.issuperset(_float_dtypes(args)):
                 return reference(*args)
             if len(shapes) >= SHAPES_KEPT:
                 shapes.clear()
@@ -115,13 +119,13 @@ def _by_shape(
             shapes[key] = shape
         results = shape.allocate(args[0])
         if not shape.is_empty:
-            load()(shape.sizes, results, *args)
+            kernel(shape.sizes, results, *args)
         return _bare(results)
 
     return call
 
 
-def _float_dtypes(args: tuple) -> set[torch.dtype]:
+def _float_dtypes(args: Sequence[Any]) -> set[torch.dtype]:
     return {a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point()}
 
 
@@ -134,27 +138,28 @@ def _define_backward(op: Operator) -> None:
     name, count = f"{op.name}_backward", len(op.arguments)
     _LIBRARY.define(f"{name}(Tensor grad, {op.schema}, Tensor[] saved, bool[] needs) -> Tensor[]")
 
-    def wanted(rest: tuple) -> list[Tensor]:
+    def wanted(rest: Sequence[Any]) -> list[Tensor]:
         return [a for a, need in zip(rest[:count], rest[-1], strict=True) if need]
 
-    def call(grad: Tensor, *rest) -> list[Tensor]:
+    def call(grad: Tensor, *rest: Any) -> list[Tensor]:
         args, (saved, needs) = rest[:count], rest[count:]
         if not grad.numel():  # of an empty result: nothing was saved, and nothing depends on it
             return [a.new_zeros(a.shape) for a in wanted(rest)]
         return op.backward(grad, args, saved, _named_needs(op, needs))
 
     @functools.cache
-    def kernel() -> Callable | None:
+    def kernel() -> Callable[..., Any] | None:
         return _gpu(op, "backward")
 
-    def gpu(grad: Tensor, *rest) -> list[Tensor]:
+    def gpu(grad: Tensor, *rest: Any) -> list[Tensor]:
         args, (saved, needs) = rest[:count], rest[count:]
         known = GPU_DTYPES.issuperset(_float_dtypes((grad, *args))) and grad.numel()
-        if kernel() is None or not known or not op.on_gpu(op.bind(_named(op, args))):
+        launch = kernel()
+        if launch is None or not known or not op.on_gpu(op.bind(_named(op, args))):
             return call(grad, *rest)
-        return kernel()(grad, args, saved, _named_needs(op, needs))
+        return launch(grad, args, saved, _named_needs(op, needs))
 
-    def fake(grad: Tensor, *rest) -> list[Tensor]:
+    def fake(grad: Tensor, *rest: Any) -> list[Tensor]:
         return [a.new_empty(a.shape) for a in wanted(rest)]
 
     _LIBRARY.impl(name, call, "CompositeExplicitAutograd")
@@ -162,7 +167,7 @@ def _define_backward(op: Operator) -> None:
     torch.library.register_fake(f"vitkern::{name}", fake, lib=_LIBRARY)
     backward_op = getattr(torch.ops.vitkern, name).default
 
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         output = (output,) if isinstance(output, Tensor) else output
         ctx.plain = [None if isinstance(a, Tensor) else a for a in inputs]
         ctx.places = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
@@ -175,7 +180,7 @@ def _define_backward(op: Operator) -> None:
             )
         ctx.save_for_backward(*(inputs[i] for i in ctx.places), *output[1:])
 
-    def backward(ctx, grad, *_):
+    def backward(ctx: Any, grad: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * count
         args, saved = list(ctx.plain), ctx.saved_tensors
@@ -204,7 +209,9 @@ def _define_backward(op: Operator) -> None:
     )
 
 
-def _differentiate_reference(op: Operator, grad: Tensor, args: list, needs: list[bool]) -> tuple:
+def _differentiate_reference(
+    op: Operator, grad: Tensor, args: list[Any], needs: list[bool]
+) -> tuple[Tensor | None, ...]:
     """Gradients as functions of the arguments and of grad, for derivatives of higher order."""
     wanted = [a for a, need in zip(args, needs, strict=True) if need]
     y = op.reference(*args)[0]

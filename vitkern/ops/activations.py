@@ -1,8 +1,10 @@
 """The activations an epilogue can apply, and their derivatives, in plain torch.
 
-GELU is the exact erf one; `gelu_tanh` is its tanh approximation, `quick_gelu` is x * sigmoid(1.702
-x).
+GELU is the exact erf one, `gelu_tanh` its tanh approximation, and `quick_gelu` is
+x * sigmoid(1.702 x).
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from torch import Tensor
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "quick_gelu", "tanh")
 
 
-def activation(name: str):
+def activation(name: str) -> Callable[[Tensor], Tensor]:
     """The plain-torch function called `name`; a ValueError lists the names there are."""
     check(name)
     return _FORWARD[name]
@@ -35,7 +37,7 @@ def backward(name: str, grad: Tensor, pre: Tensor) -> Tensor:
 
 
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
-_FORWARD = {
+_FORWARD: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),

@@ -15,8 +15,8 @@ from ._wide import ordered, wide
 class _Sequence:
     """Tokens that see each other: all of them, or offsets[i]:offsets[i + 1].
 
-    Each is computed by itself. A mask over all S x S scores would not keep sequences apart: what it
-    multiplies by 0 may be NaN or Inf.
+    Each is computed by itself: a mask over all S x S scores multiplies other sequences by 0, which
+    leaves their NaN and Inf in the sum.
     """
 
     def __init__(self, tokens: slice, qkv: Tensor, bias: Tensor | None, scale: float) -> None:
@@ -41,7 +41,7 @@ def _sequences(
 
 def _mask(qkv: Tensor, p: float, seed: Tensor | None) -> Tensor | None:
     B, S, _, H, _ = qkv.shape
-    return philox.dropout_mask(seed, p, (B, H, S, S)) if p else None
+    return philox.dropout_mask(philox.given(seed), p, (B, H, S, S)) if p else None
 
 
 def reference(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import Operator, OpSpec, register
+from ..registry import Axes, Operator, OpSpec, register
 from . import _library, philox
 from ._wide import ordered, outer, rows_sum, wide
 
 
 def branch(
     y: Tensor, gamma: Tensor | None, dropout_p: float, drop_path_p: float, seed: Tensor | None
-):
+) -> Tensor:
     """What happens to a branch before it joins the residual stream."""
     y = philox.dropout(y, dropout_p, seed)
     if gamma is not None:
@@ -96,7 +96,12 @@ _CASES = (
 
 
 def _spec(
-    suffix: str, formula: str, inputs: tuple[str, ...], p: float, path: float, bench=()
+    suffix: str,
+    formula: str,
+    inputs: tuple[str, ...],
+    p: float,
+    path: float,
+    bench: tuple[Axes, ...] = (),
 ) -> OpSpec:
     return OpSpec(
         name="linear_residual" + suffix,

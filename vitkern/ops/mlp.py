@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import Operator, OpSpec, register
+from ..registry import Axes, Operator, OpSpec, register
 from . import _library, activations, philox
 from ._wide import norm_backward, normalised, ordered, outer, row_stats, rows_sum, wide
 from .linear_residual import branch, branch_backward, gamma_grad
@@ -104,7 +104,15 @@ OP = Operator(
 _INPUTS = OP.differentiable[:-1]
 
 
-def _spec(suffix: str, activation: str, formula: str, inputs, p=0.0, path=0.0, bench=()) -> OpSpec:
+def _spec(
+    suffix: str,
+    activation: str,
+    formula: str,
+    inputs: tuple[str, ...],
+    p: float = 0.0,
+    path: float = 0.0,
+    bench: tuple[Axes, ...] = (),
+) -> OpSpec:
     return OpSpec(
         name="mlp" + suffix,
         op=OP,

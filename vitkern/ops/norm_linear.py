@@ -68,7 +68,9 @@ _CASES = (
 )
 
 
-def _spec(suffix: str, activation: str, formula: str, widen: int, inputs=_INPUTS) -> OpSpec:
+def _spec(
+    suffix: str, activation: str, formula: str, widen: int, inputs: tuple[str, ...] = _INPUTS
+) -> OpSpec:
     return OpSpec(
         name="norm_linear" + suffix,
         op=OP,

@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import Operator, OpSpec, check_tensor, register
+from ..registry import Axes, Operator, OpSpec, check_tensor, register
 from . import _library, philox
 from ._wide import ordered, outer, rows_sum, wide
 
 
 def _pixels(image: Tensor, dtype: torch.dtype, mean: Tensor | None, std: Tensor | None) -> Tensor:
-    """The image as numbers: uint8 scaled to [0, 1], then normalised per channel when asked."""
+    """The image in `dtype`: uint8 scaled to [0, 1], then normalised per channel when asked."""
     x = image.to(dtype)
     if image.dtype == torch.uint8:
         x = x / 255
-    if mean is not None:
+    if mean is not None and std is not None:
         x = (x - mean.to(dtype)[:, None, None]) / std.to(dtype)[:, None, None]
     return x
 
@@ -115,13 +115,13 @@ OP = Operator(
 )
 
 
-def _bytes(shape: list[int], g: torch.Generator, n) -> Tensor:
+def _bytes(shape: list[int], g: torch.Generator, n: Axes) -> Tensor:
     """Pixels as a decoder gives them: uint8, channels last, seen as (B, C, Y, X)."""
     B, C, Y, X = shape
     return torch.randint(256, (B, Y, X, C), generator=g, dtype=torch.uint8).permute(0, 3, 1, 2)
 
 
-def _positive(shape: list[int], g: torch.Generator, n) -> Tensor:
+def _positive(shape: list[int], g: torch.Generator, n: Axes) -> Tensor:
     return torch.rand(shape, generator=g) + 0.2
 
 
@@ -139,7 +139,13 @@ _BENCH = tuple(
 )
 
 
-def _spec(suffix: str, formula: str, inputs: tuple[str, ...], p: float = 0.0, bench=()) -> OpSpec:
+def _spec(
+    suffix: str,
+    formula: str,
+    inputs: tuple[str, ...],
+    p: float = 0.0,
+    bench: tuple[Axes, ...] = (),
+) -> OpSpec:
     return OpSpec(
         name="patch_embed" + suffix,
         op=OP,

@@ -22,10 +22,8 @@ def words(seed: Tensor, stream: int, count: int) -> Tensor:
     c2, c3 = torch.full_like(block, stream), torch.zeros_like(block)
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(10):
-        p0, p1 = (
-            c0 * _MULTIPLY[0],
-            c2 * _MULTIPLY[1],
-        )  # 64-bit products; wrap-around keeps their bits
+        # int64 holds all 64 bits of 32 x 32: the sign is wrong where it wraps, the bits are not.
+        p0, p1 = c0 * _MULTIPLY[0], c2 * _MULTIPLY[1]
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _LOW) ^ c1 ^ k0,
             p1 & _LOW,
@@ -65,14 +63,23 @@ def masked(x: Tensor, keep: Tensor, p: float) -> Tensor:
 
 
 def dropout(x: Tensor, p: float, seed: Tensor | None, stream: int = ELEMENTS) -> Tensor:
-    return masked(x, dropout_mask(seed, p, tuple(x.shape), stream), p) if p else x
+    """x with its elements dropped at rate p; the seed may be missing where p is 0."""
+    if p == 0:
+        return x
+    return masked(x, dropout_mask(given(seed), p, tuple(x.shape), stream), p)
 
 
 def drop_path(x: Tensor, p: float, seed: Tensor | None) -> Tensor:
     """Drop whole samples (the first axis of x)."""
     if p == 0:
         return x
-    return masked(x, drop_path_mask(seed, p, x.shape[0]).view(-1, *[1] * (x.ndim - 1)), p)
+    return masked(x, drop_path_mask(given(seed), p, x.shape[0]).view(-1, *[1] * (x.ndim - 1)), p)
+
+
+def given(seed: Tensor | None) -> Tensor:
+    """The seed of a dropout that is on, which `check` has asked for."""
+    assert seed is not None, "dropout needs a seed"
+    return seed
 
 
 def make_seed(shape: list[int], g: torch.Generator, axes: object) -> Tensor:

@@ -11,7 +11,7 @@ import pickle
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,17 @@ from torch import Tensor, nn
 from .. import positions
 from ..config import ViTConfig
 
+if TYPE_CHECKING:
+    from ..model import ViT
+
 _WRAPPERS = ("state_dict", "model", "model_ema", "module")  # where trainers keep the weights
 _ACTIVATIONS = {"GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
 _POOLS = {"token": "token", "avg": "mean", "": "none"}
 
 
 def load(
-    model: nn.Module,
-    source: str | os.PathLike | Mapping[str, Tensor],
+    model: ViT,
+    source: str | os.PathLike[str] | Mapping[str, Tensor],
     *,
     resize_positions: bool = False,
     strict: bool = True,
@@ -63,7 +66,7 @@ def classes(state: Mapping[str, Tensor], where: str) -> int:
     return head.shape[0]
 
 
-def read(path: str | os.PathLike) -> dict[str, Tensor]:
+def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a .safetensors or torch file, on the CPU; no code in the file is run.
 
     A training checkpoint's wrapping is taken off. Nothing is allocated that the file does not hold:
@@ -144,6 +147,11 @@ def _claimed(state: Mapping[str, Tensor]) -> int:
 
 def config_of(model: nn.Module) -> ViTConfig:
     """The configuration of a timm VisionTransformer; a ValueError names what is unsupported."""
+    return _config(model)
+
+
+def _config(model: Any) -> ViTConfig:
+    """`config_of` of what a foreign class has: its attributes are looked for, not declared."""
     kind = type(model).__name__
     if kind != "VisionTransformer" or not hasattr(model, "blocks"):
         _refuse(f"a {kind} is not a timm VisionTransformer")
@@ -156,7 +164,7 @@ def config_of(model: nn.Module) -> ViTConfig:
     if type(model.head) not in (nn.Linear, nn.Identity):
         _refuse(f"the head is a {type(model.head).__name__}, expected a Linear or none")
     proj, blocks = _patch_projection(model), _blocks(model)
-    tokens = {"class_token": model.cls_token is not None, "registers": int(model.num_reg_tokens)}
+    class_token, registers = model.cls_token is not None, int(model.num_reg_tokens)
     return ViTConfig(
         image_size=tuple(model.patch_embed.img_size),
         patch_size=proj.kernel_size[0],
@@ -164,21 +172,22 @@ def config_of(model: nn.Module) -> ViTConfig:
         width=model.embed_dim,
         depth=len(model.blocks),
         classes=model.head.out_features if isinstance(model.head, nn.Linear) else 0,
-        pool=_pool(model, bool(sum(tokens.values()))),
+        class_token=class_token,
+        registers=registers,
+        pool=_pool(model, class_token or registers > 0),
         position="none" if model.pos_embed is None else "learned",
         position_covers_prefix=not model.no_embed_class,
         dynamic_image_size=bool(model.dynamic_img_size),
         dropout=model.pos_drop.p,
         head_dropout=model.head_drop.p,
         drop_path=float(getattr(model.blocks[-1].drop_path1, "drop_prob", 0.0)),
-        **tokens,
         **_norms(model),
         **blocks,
         **_pixels(model, proj.in_channels),
     )
 
 
-def _patch_projection(model: nn.Module) -> nn.Conv2d:
+def _patch_projection(model: Any) -> nn.Conv2d:
     embed = model.patch_embed
     proj = getattr(embed, "proj", None)
     if type(embed).__name__ != "PatchEmbed" or type(proj) is not nn.Conv2d:
@@ -194,7 +203,7 @@ def _patch_projection(model: nn.Module) -> nn.Conv2d:
     return proj
 
 
-def _pool(model: nn.Module, prefix: bool) -> str:
+def _pool(model: Any, prefix: bool) -> str:
     if model.global_pool not in _POOLS:
         _refuse(f"global_pool={model.global_pool!r} is not supported: token, avg or none")
     if model.global_pool == "avg" and prefix and getattr(model, "pool_include_prefix", False):
@@ -202,7 +211,7 @@ def _pool(model: nn.Module, prefix: bool) -> str:
     return _POOLS[model.global_pool]
 
 
-def _norms(model: nn.Module) -> dict[str, Any]:
+def _norms(model: Any) -> dict[str, Any]:
     places = [n for n in ("norm", "fc_norm") if not _absent(getattr(model, n))]
     if len(places) > 1:
         _refuse("norm and fc_norm together are not supported")
@@ -214,7 +223,7 @@ def _norms(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _eps(model: nn.Module) -> float:
+def _eps(model: Any) -> float:
     norms = [model.norm, model.fc_norm, model.norm_pre]
     for block in model.blocks:
         norms += [block.norm1, block.norm2, block.attn.q_norm, block.attn.k_norm]
@@ -230,7 +239,7 @@ def _eps(model: nn.Module) -> float:
     return found.pop()
 
 
-def _blocks(model: nn.Module) -> dict[str, Any]:
+def _blocks(model: Any) -> dict[str, Any]:
     found = [_block(block, f"blocks.{i}") for i, block in enumerate(model.blocks)]
     for i, fields in enumerate(found):
         if fields != found[0]:
@@ -238,7 +247,7 @@ def _blocks(model: nn.Module) -> dict[str, Any]:
     return found[0]
 
 
-def _block(block: nn.Module, name: str) -> dict[str, Any]:
+def _block(block: Any, name: str) -> dict[str, Any]:
     for part, wanted in (("", "Block"), ("attn", "Attention"), ("mlp", "Mlp")):
         found = type(getattr(block, part) if part else block).__name__
         if found != wanted:
@@ -274,7 +283,7 @@ def _block(block: nn.Module, name: str) -> dict[str, Any]:
     }
 
 
-def _pixels(model: nn.Module, channels: int) -> dict[str, Any]:
+def _pixels(model: Any, channels: int) -> dict[str, Any]:
     known = getattr(model, "pretrained_cfg", None) or {}
     stats = {n: known.get(n) for n in ("mean", "std")}
     return stats if all(v and len(v) == channels for v in stats.values()) else {}
@@ -322,5 +331,5 @@ def _absent(module: nn.Module | None) -> bool:
     return module is None or isinstance(module, nn.Identity)
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     raise ValueError(f"timm.config_of: {message}")
