@@ -12,7 +12,7 @@ from benchmarks.rows import LATEST, read
 from tests.conftest import ROOT
 from vitkern.cli import COMMANDS
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 
 
@@ -66,7 +66,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_named_files_exist(page):
     """`vitkern/...`, `csrc/...` and their like in backquotes are real files."""
-    folders = "vitkern|csrc|tests|benchmarks|tools|docs"
+    folders = "vitkern|csrc|tests|benchmarks|tools|docs|examples"
     for name in re.findall(rf"`((?:{folders})/[\w./]+\.\w+)`", page.read_text()):
         if name not in ("benchmarks/results/partial.jsonl", "benchmarks/results/scaling.jsonl"):
             assert (ROOT / name).exists(), f"{page.name} names {name}"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import venv
+import zipfile
 
 import pytest
 
@@ -23,12 +24,12 @@ def run(*command: object, cwd: pathlib.Path, **environment: str) -> subprocess.C
     )
 
 
-def install(python: pathlib.Path, *arguments: str, cwd: pathlib.Path) -> None:
-    """pip install without the dependencies: torch is needed to run, not to build.
+def pip(python: pathlib.Path, *arguments: str, cwd: pathlib.Path) -> None:
+    """pip without the dependencies: torch is needed to run, not to build.
 
     Compiled at -O0 for one instruction set: the way is tested here, not the kernels.
     """
-    command = (python, "-m", "pip", "install", "--no-deps", *arguments)
+    command = (python, "-m", "pip", arguments[0], "--no-deps", *arguments[1:])
     quick = "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DVITKERN_ISAS=portable"
     done = run(*command, cwd=cwd, CMAKE_ARGS=quick)
     report = done.stdout + done.stderr
@@ -64,7 +65,7 @@ IMPORT = "import vitkern._C as c, vitkern; print(c.__file__); print(vitkern.__ve
 
 @pytest.mark.full
 def test_isolated_install_builds_the_extension(tree, python):
-    install(python, ".", cwd=tree)
+    pip(python, "install", ".", cwd=tree)
     imported = run(python, "-c", IMPORT, cwd=tree.parent)
     assert imported.returncode == 0, imported.stderr
     extension, version = imported.stdout.split("\n")[:2]
@@ -73,8 +74,34 @@ def test_isolated_install_builds_the_extension(tree, python):
 
 
 @pytest.mark.full
+def test_wheel_holds_the_package_and_nothing_else(tree, python, tmp_path):
+    """What tests and benchmarks use, the kernels' interpreter among it, stays in the repository."""
+    pip(python, "wheel", "-w", str(tmp_path), ".", cwd=tree)
+    (wheel,) = tmp_path.glob("vitkern-*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        names = {pathlib.PurePosixPath(name) for name in content.namelist()}
+    version = tree.name.removeprefix("vitkern-")
+    assert {name.parts[0] for name in names} == {"vitkern", f"vitkern-{version}.dist-info"}
+    inside = {name.relative_to("vitkern") for name in names if name.parts[0] == "vitkern"}
+    (extension,) = (name for name in inside if name.match("_C.*.so"))
+    package = ROOT / "vitkern"
+    source = [path for kind in ("*.py", "py.typed", "_C.pyi") for path in package.rglob(kind)]
+    assert inside - {extension} == {path.relative_to(package) for path in source}
+    assert not {part for name in inside for part in name.parts} & {"tests", "interpreter"}
+
+
+def test_source_archive_holds_what_development_needs(tree):
+    """Everything that git has, but what only a clone can use."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a clone")
+    missing = [name for name in listed.stdout.splitlines() if not (tree / name).is_file()]
+    assert not missing, f"add to MANIFEST.in: {missing}"
+
+
+@pytest.mark.full
 def test_editable_install_serves_the_tree(tree, python):
-    install(python, "-e", ".", cwd=tree)
+    pip(python, "install", "-e", ".", cwd=tree)
     imported = run(python, "-c", IMPORT, cwd=tree.parent)
     assert imported.returncode == 0, imported.stderr
     assert pathlib.Path(imported.stdout.split("\n")[0]).parent == (tree / "vitkern").resolve()
