@@ -25,7 +25,8 @@ def project_files() -> list[pathlib.Path]:
     found = []
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
-        found += [pathlib.Path(folder, name) for name in files]
+        # In a worktree .git is a file.
+        found += [pathlib.Path(folder, name) for name in files if name not in SKIPPED_FOLDERS]
     return sorted(found)
 
 

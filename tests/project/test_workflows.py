@@ -130,6 +130,10 @@ def test_citation_names_this_version():
     assert (citation["version"], citation["license"]) == (declared["version"], declared["license"])
 
 
+def test_issue_settings_keep_the_schema():
+    check_schema("vendor.github-issue-config", ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml")
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
 def test_issue_forms_ask_for_vitkern_info(form):
     check_schema("vendor.github-issue-forms", form)

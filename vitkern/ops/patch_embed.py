@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,7 +18,8 @@ def _pixels(image: Tensor, dtype: torch.dtype, mean: Tensor | None, std: Tensor 
     x = image.to(dtype)
     if image.dtype == torch.uint8:
         x = x / 255
-    if mean is not None and std is not None:
+    if mean is not None:
+        std = cast(Tensor, std)  # the two go together
         x = (x - mean.to(dtype)[:, None, None]) / std.to(dtype)[:, None, None]
     return x
 

@@ -77,8 +77,9 @@ def drop_path(x: Tensor, p: float, seed: Tensor | None) -> Tensor:
 
 
 def given(seed: Tensor | None) -> Tensor:
-    """The seed of a dropout that is on, which `check` has asked for."""
-    assert seed is not None, "dropout needs a seed"
+    """The seed of a dropout that is on."""
+    if seed is None:
+        raise ValueError("dropout needs seed, an int64 tensor of one element")
     return seed
 
 
