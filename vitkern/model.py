@@ -179,11 +179,11 @@ class ViT(TimmApi):
         x = self._pool(x)
         if isinstance(norm, nn.Identity):
             norm = self.fc_norm
-        linear = isinstance(self.head, nn.Linear) and isinstance(self.pre_logits, nn.Identity)
-        plain = linear and self.config.head == "linear" and not self.head_drop.rate
-        if plain and not isinstance(norm, nn.Identity):
-            weight = layers.cast(self.head.weight, dtype)
-            return ops.norm_linear(x, norm.weight, norm.bias, weight, self.head.bias, eps=norm.eps)
+        head, plain = self.head, isinstance(self.pre_logits, nn.Identity)
+        plain = plain and self.config.head == "linear" and not self.head_drop.rate
+        if plain and isinstance(head, nn.Linear) and isinstance(norm, nn.LayerNorm):
+            weight = layers.cast(head.weight, dtype)
+            return ops.norm_linear(x, norm.weight, norm.bias, weight, head.bias, eps=norm.eps)
         with self._reference_precision():
             return self._classify(layers.layernorm(norm, x), seeds)
 
@@ -236,7 +236,8 @@ class ViT(TimmApi):
         dtype: torch.dtype | None,
     ) -> Tensor:  # fmt: skip
         """Block `i`; its seeds are three: site 0 is the embedding's, the last one the head's."""
-        block, grid = self.blocks[i], self._grid(image)
+        block: Any = self.blocks[i]
+        grid = self._grid(image)
         own = None if seeds is None else seeds[1 + 3 * i : 4 + 3 * i]
         run: Callable[..., Tensor] = block
         given: tuple[Any, ...] = (x,)  # a foreign module in a block's place

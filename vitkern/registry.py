@@ -20,7 +20,7 @@ import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class Operator:
         kinds = (argument.split() for argument in self.schema.split(","))
         return tuple(name for kind, name in kinds if kind == "Tensor")
 
-    def bind(self, values: Mapping[str, object]) -> dict[str, int]:
+    def bind(self, values: Mapping[str, Any]) -> dict[str, int]:
         """The size of every axis letter, or a ValueError that says which tensor disagrees."""
         sizes: dict[str, int] = {}
         owner: dict[str, str] = {}
@@ -134,7 +134,7 @@ class Operator:
                 )
         return sizes
 
-    def _check_double(self, values: Mapping[str, object]) -> None:
+    def _check_double(self, values: Mapping[str, Any]) -> None:
         """16 and 32 bits mix (a wide residual stream, narrow weights), float64 with neither."""
         names = [n for n in self.differentiable if n not in self.integers]  # pixels are converted
         kinds = {n: values[n].dtype for n in names if values.get(n) is not None}
@@ -157,7 +157,7 @@ class Operator:
                 shape.append(int(letter) if letter.isdigit() else sizes[letter])
         return shape
 
-    def call_shape(self, values: Mapping[str, object]) -> CallShape:
+    def call_shape(self, values: Mapping[str, Any]) -> CallShape:
         """Checked sizes, and the shape and dtype of each result."""
         sizes = self.bind(values)
         first = values[next(iter(self.axes))]
@@ -170,7 +170,7 @@ class Operator:
             results.append((shape, torch.promote_types(dtype, torch.float32) if wide else dtype))
         return CallShape(sizes, results)
 
-    def is_saved(self, index: int, values: Mapping[str, object]) -> bool:
+    def is_saved(self, index: int, values: Mapping[str, Any]) -> bool:
         """Whether result `index` is kept for the backward: `pre` only before an activation."""
         return list(self.outputs)[index] != "pre" or values["activation"] != "none"
 
@@ -202,7 +202,7 @@ class OpSpec:
     flops: Callable[[Axes], int]  # useful flops only
     cases: tuple[Axes, ...]  # for tests: tiny, odd, prime, empty, real
     bench: tuple[Axes, ...]  # for benchmarks: shapes of real ViTs
-    scalars: Mapping[str, object] = field(default_factory=dict)
+    scalars: Mapping[str, Any] = field(default_factory=dict)
     makers: Mapping[str, Callable[[list[int], torch.Generator, Axes], Tensor]] = field(
         default_factory=dict
     )

@@ -192,5 +192,5 @@ def _block_numbers(indices: int | Sequence[int] | None, depth: int) -> list[int]
     return [i % depth for i in indices]
 
 
-def _like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
+def _like(old: Tensor, value: Tensor) -> nn.Parameter:
     return nn.Parameter(value.contiguous(), requires_grad=old.requires_grad)

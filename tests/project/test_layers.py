@@ -17,25 +17,26 @@ PACKAGE = ROOT / "vitkern"
 # checkers: backends are loaded by their first call.
 MAY_IMPORT = {
     "__main__": "cli __init__",
-    "cli": "__init__ measure engines.trace weights image_files config registry gpu.aot gpu.runtime"
-    " gpu _C",
+    "cli": "__init__ measure engines.trace weights image_files config registry contract gpu.aot"
+    " gpu.runtime gpu _C",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
     "measure": "_C",
-    "acceleration": "model weights dispatch",
-    "engines.trace": "model engines ops config gpu",
-    "model": "interface dispatch layers ops positions config",
-    "interface": "dispatch engines images layers positions summary config",
+    "acceleration": "model weights engines precision",
+    "engines.trace": "model engines config gpu precision",
+    "model": "timm_api dispatch engines layers ops positions summary config precision",
+    "timm_api": "layers positions config",
     "summary": "config",
-    "dispatch": "engines layers gpu.runtime cpu",
-    "engines": "images config registry gpu.runtime gpu cpu _C",
-    "images": "config",
+    "dispatch": "engines gpu.runtime cpu config precision",
+    "engines": "layers positions config registry precision gpu.runtime gpu cpu _C",
     "layers": "ops positions config",
     "weights": "positions config",
     "ops": "registry",
     "image_files": "",
-    "positions": "",
+    "positions": "config",
     "config": "",
-    "registry": "",
+    "registry": "contract",
+    "contract": "precision",
+    "precision": "",
     "gpu.aot": "gpu.aot.folder gpu",
     "gpu.runtime": "gpu.aot.folder gpu _C",
     "gpu.aot.folder": "",
@@ -157,13 +158,6 @@ FOREIGN = {
     "os": "_exit",
 }
 FOREIGN_NAMES = {name for names in FOREIGN.values() for name in names.split()}
-# Reads that are to go: empty this.
-STILL_READ: dict[str, str] = {
-    "acceleration": "_watch",
-    "dispatch": "_kinds _watch _watcher",
-    "engines.base": "_engines",
-    "engines.trace": "_forward _fused_embed _fused_head _normed _seeds",
-}
 
 
 def is_private(name: str) -> bool:
@@ -207,16 +201,7 @@ def private_reads(source: str) -> set[str]:
 @pytest.mark.parametrize("module", MODULES)
 def test_nobody_reads_another_module_s_private_names(module):
     found = private_reads(MODULES[module].read_text(encoding="utf-8"))
-    wrong = found - set(STILL_READ.get(module, "").split())
-    assert not wrong, f"vitkern.{module} reads {sorted(wrong)}: ask for it by a public name"
-
-
-def test_excused_reads_are_still_there():
-    for module, names in STILL_READ.items():
-        path = MODULES.get(module)
-        found = private_reads(path.read_text(encoding="utf-8")) if path else set()
-        gone = sorted(set(names.split()) - found)
-        assert not gone, f"vitkern.{module} no longer reads {gone}: remove them from STILL_READ"
+    assert not found, f"vitkern.{module} reads {sorted(found)}: ask for it by a public name"
 
 
 @pytest.mark.parametrize(

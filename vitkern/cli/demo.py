@@ -156,8 +156,8 @@ def check(name: str, models: Models, image_size: int) -> tuple[list[Verdict], fl
     truth = outputs["torch", "fp64"]
     found = []
     for precision, dtype in zip(PRECISIONS, (torch.float32, torch.bfloat16), strict=True):
-        both = (outputs[provider, precision] for provider in ("native", "torch"))
-        ours, torchs, problem = judge(*both, truth, dtype=dtype)
+        got, plain = outputs["native", precision], outputs["torch", precision]
+        ours, torchs, problem = judge(got, plain, truth, dtype=dtype)
         model = models["native", precision]
         path = model.explain(image).split("\n")[0].removeprefix("path: ").split(" ")[0]
         multiples = (ours.worst / torchs.worst, ours.rms / torchs.rms)

@@ -206,9 +206,9 @@ def unpackable(model: ViT, device: str, dtypes: tuple[torch.dtype, ...]) -> str:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters.items():
         if parameter.device.type != device or parameter.dtype not in dtypes:
-            wanted = " or ".join(str(dtype)[6:] for dtype in dtypes)
+            kinds = " or ".join(str(dtype)[6:] for dtype in dtypes)
             what = f"{parameter.dtype} on {parameter.device}"
-            return f"the engine packs {wanted} on {device}, {name} is {what}"
+            return f"the engine packs {kinds} on {device}, {name} is {what}"
         if parameter.is_inference():
             return f"{name} is an inference tensor, whose changes cannot be seen"
         if parameter.layout is not torch.strided:
@@ -219,7 +219,7 @@ def unpackable(model: ViT, device: str, dtypes: tuple[torch.dtype, ...]) -> str:
     for name, parameter in parameters.items():
         wanted = shapes.get(name)
         if wanted is None and name.endswith(".bias"):  # one that the configuration leaves out
-            wanted = shapes.get(f"{name[:-5]}.weight", ())[:1] or None
+            wanted = shapes.get(f"{name[:-5]}.weight", torch.Size())[:1] or None
         if wanted is None:
             return f"{name} is no parameter of the configuration's model"
         if parameter.shape != wanted:

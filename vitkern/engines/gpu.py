@@ -9,7 +9,7 @@ last block computes only that row after its keys and values.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -87,15 +87,16 @@ class GpuEngine(Engine):
             self._filters = model.patch_embed.proj.weight.detach().to(self.dtype)
             self._blocks = [self._fold_block(block) for block in model.blocks]
             # The class token's row through norm and head in one launch, else they run in PyTorch.
-            norm = next((n for n in (model.norm, model.fc_norm) if _is_norm(n)), None)
-            self._whole = c.pool == "token" and c.head == "linear" and bool(norm and c.depth)
+            norms = [n for n in (model.norm, model.fc_norm) if isinstance(n, nn.LayerNorm)]
+            self._last_norm = norms[0] if norms else None
+            self._whole = c.pool == "token" and c.head == "linear" and bool(norms and c.depth)
             self._head = None
-            if self._whole and c.classes:
-                self._head = self._fold(norm, model.head)
-            self._last_norm = norm
+            if self._whole and isinstance(model.head, nn.Linear):
+                self._head = self._fold(norms[0], model.head)
             statistics = ((c.mean or (0.0,) * c.channels), (c.std or (1.0,) * c.channels))
-            made = {"dtype": torch.float32, "device": model.device}
-            self._pixels = tuple(torch.tensor(t, **made) for t in statistics)
+            self._pixels = tuple(
+                torch.tensor(t, dtype=torch.float32, device=model.device) for t in statistics
+            )
         if model.device.type == "cuda":  # another stream may use the folded weights next
             torch.cuda.current_stream(model.device).synchronize()
 
@@ -155,22 +156,18 @@ class GpuEngine(Engine):
         grid = (image.shape[2] // c.patch_size, image.shape[3] // c.patch_size)
         B, S = image.shape[0], c.prefix_tokens + grid[0] * grid[1]
         buffers = Buffers(image, B, S, c.width, model.dtype, self.dtype)
-        stream = self._embed(image, grid, buffers)
+        stream, normed = self._embed(image, grid, buffers), isinstance(model.norm, nn.LayerNorm)
         for i, block in enumerate(self._blocks):
             last = i == c.depth - 1
             queries = 1 if last and want == "logits" else S
-            result = y if last and want == "tokens" and not _is_norm(model.norm) else None
+            result = y if last and want == "tokens" and not normed else None
             bias = model.attention_bias(i, *grid)
             stream = self._block(block, stream, bias, queries, buffers, result)
-        if want == "tokens":
-            if _is_norm(model.norm):
-                layernorm.normalise(stream.x, *_norm(model.norm), y, model.norm.eps)
-        elif self._head is None:
-            layernorm.normalise(stream.x, *_norm(self._last_norm), y, self._last_norm.eps)
-        else:
-            norm_linear.folded_linear(
-                stream.x, stream.parts, stream.width, *self._head, y, "none", self._last_norm.eps
-            )
+        norm = model.norm if want == "tokens" else self._last_norm
+        if want == "logits" and self._head is not None:
+            self._folded(self._head, stream, y, "none")
+        elif isinstance(norm, nn.LayerNorm):
+            layernorm.normalise(stream.x, *_norm(norm), y, norm.eps)
 
     def _embed(self, image: Tensor, grid: tuple[int, int], buffers: Buffers) -> Stream:
         c, model = self.config, self.model
@@ -182,10 +179,10 @@ class GpuEngine(Engine):
             stream.x, image, self._filters, model.patch_embed.proj.bias, prefix, position,
             mean, std, moments=stream.parts,
         )  # fmt: skip
-        if not c.pre_norm:
+        norm = model.norm_pre
+        if not isinstance(norm, nn.LayerNorm):
             return stream
         after = buffers.stream(buffers.S, layernorm.block(c.width))
-        norm = model.norm_pre
         layernorm.normalise(stream.x, *_norm(norm), after.x, norm.eps, moments=after.parts)
         return after
 
@@ -225,7 +222,7 @@ class GpuEngine(Engine):
         weight, bias = linear.weight.detach().to(self.dtype), linear.bias
         return Folded(*norm_linear.fold(*_norm(norm), weight, bias))
 
-    def _fold_block(self, block: nn.Module) -> Block:
+    def _fold_block(self, block: Any) -> Block:
         attn, mlp = block.attn, block.mlp
         return Block(
             self._fold(block.norm1, attn.qkv),
@@ -282,10 +279,6 @@ class Buffers:
         if self._hidden is None:
             self._hidden = self._new(self.B * self.S * F, dtype=self._product)
         return self._hidden[: self.B * queries * F].view(self.B, queries, F)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.LayerNorm)
 
 
 def _norm(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:

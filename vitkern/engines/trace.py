@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,7 +79,9 @@ class Launchers(TorchDispatchMode):
 
     ON_GPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         if func.namespace == "vitkern":
             return func.redispatch(self.ON_GPU, *args)
         return func(*args, **(kwargs or {}))
@@ -134,12 +136,13 @@ def _engine(name: str, precision: str) -> GpuEngine:
 
 
 def _images(case: Case, model: ViT) -> Tensor:
-    side = model.config.image_size
+    p, (down, across) = model.config.patch_size, model.config.grid
+    size = (p * down, p * across)
     dtype = model.dtype if case.images == IMAGES[0] else torch.uint8
     if case.images.startswith("pixels"):
-        pixels = torch.empty(case.batch, side, side, 3, dtype=dtype, device="meta")
+        pixels = torch.empty(case.batch, *size, 3, dtype=dtype, device="meta")
         return pixels.permute(0, 3, 1, 2)
-    return torch.empty(case.batch, 3, side, side, dtype=dtype, device="meta")
+    return torch.empty(case.batch, 3, *size, dtype=dtype, device="meta")
 
 
 # Where launches come from: each takes a case and records what it would launch.
