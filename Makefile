@@ -91,6 +91,8 @@ clean: ## remove everything that make made, .venv included
 # ---- Set-up: a stamp per step, so that a second run starts at once ------------------------------
 # The extension needs no torch, so that it is compiled while pip unpacks torch: two jobs at once.
 MAKEFLAGS += -j2
+# Not for Ninja below: it would look for the jobserver of this make, whose files it does not inherit.
+unexport MAKEFLAGS
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
