@@ -14,9 +14,9 @@ template <class T, class Caster>
 struct Initialised : Caster {
   bool load(pybind11::handle object, bool convert) {
     namespace py = pybind11;
-    if (py::isinstance<T>(object)) {
+    static const auto* const type = py::detail::get_type_info(typeid(T));  // by its name: slow
+    if (PyObject_TypeCheck(object.ptr(), type->type)) {
       auto* const made = reinterpret_cast<py::detail::instance*>(object.ptr());
-      const auto* const type = py::detail::get_type_info(typeid(T));
       if (!made->get_value_and_holder(type).holder_constructed())
         throw py::type_error("vitkern: this " +
                              py::str(py::type::of(object).attr("__name__")).cast<std::string>() +

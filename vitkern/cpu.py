@@ -25,6 +25,11 @@ def isas() -> list[str]:
     return _C.isas()
 
 
+def operator_isas() -> list[str]:
+    """Those of `isas()` whose operators are their own: `avx512_vnni` runs those of `avx512`."""
+    return _C.operator_isas()
+
+
 def _rows(t: Tensor) -> tuple[Tensor, int]:
     """t as (M, last axis) with contiguous rows, in place if possible, and its row stride."""
     if t.is_contiguous():
@@ -176,7 +181,7 @@ def calibrate(
 ) -> float:
     """What this machine can do with torch's threads, measured for `seconds`.
 
-    Flops a second of multiply-adds on numbers in L1, as the engine multiplies at a precision; with
+    Flops a second of multiply-adds in L1, as the engine multiplies at a precision; with
     `data` (fp32), bytes a second of reading it over and over, each thread its own part.
     """
     if precision not in PRECISIONS:
@@ -190,7 +195,7 @@ def calibrate(
     threads = torch.get_num_threads()
     if data is not None and data.numel() < threads * 16:
         raise ValueError(
-            f"calibrate: data has {data.numel()} numbers, too few for {threads} threads to read"
+            f"calibrate: data has {data.numel()} elements, too few for {threads} threads to read"
         )
     rates = torch.zeros(threads, dtype=torch.float64)
     _C.calibrate(

@@ -61,9 +61,6 @@ constexpr int64_t bytes_of(DType dtype) {
 }
 
 #define VITKERN_KERNEL(kernel) void check(const kernel##_args& a);
-#define VITKERN_ENGINE(kernel) VITKERN_KERNEL(kernel)
 #include "kernels.inc"
-#undef VITKERN_ENGINE
-#undef VITKERN_KERNEL
 
 }  // namespace vitkern

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 
 #include "checks.hpp"
@@ -25,46 +26,58 @@ Leaf cpuid(unsigned leaf, unsigned subleaf) {
   __get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d);
   return r;
 }
-
-[[maybe_unused]] bool has_avx512() {  // a build may leave instruction sets out
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
-bool has_avx512_bf16() { return cpuid(7, 1).a >> 5 & 1; }
-[[maybe_unused]] bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-}
 #endif
 
+// All these features, in words; amx_tile includes that the operating system grants the tiles.
+bool cpu_has(const char* needs) {
+  std::istringstream words(needs);
+  for (std::string word; words >> word;) {
+    bool present = false;
+    for (const Feature& f : cpu_features()) present |= f.present && word == f.name;
+    if (!present || (word == "amx_tile" && !amx_usable())) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+#define VITKERN_INSTRUCTION_SET(set, base, machine, needs, flags) \
+  namespace set {                                                 \
+  extern const Kernels kernels;                                   \
+  }
+#include "isas.inc"
+
+namespace {
+
 struct IsaRow {
-  Isa isa;
+  Isa isa, base;
   const char* name;
+  const Kernels* kernels;  // null: not in this build
   bool runs_here;
 };
 
-const std::vector<IsaRow>& isa_rows() {  // best first; asked once: AMX costs a system call
-  static const std::vector<IsaRow> rows = {
-#if defined(VITKERN_HAVE_AMX)
-      {Isa::amx, "amx", has_avx512() && has_avx512_bf16() && amx_usable()},
-#endif
-#if defined(VITKERN_HAVE_AVX512_VNNI)
-      {Isa::avx512_vnni, "avx512_vnni", has_avx512() && __builtin_cpu_supports("avx512vnni")},
-#endif
-#if defined(VITKERN_HAVE_AVX512)
-      {Isa::avx512, "avx512", has_avx512()},
-#endif
-#if defined(VITKERN_HAVE_AVX2)
-      {Isa::avx2, "avx2", has_avx2()},
-#endif
-      {Isa::portable, "portable", true},
-  };
+// All sets by their number, which is best first; made once: AMX costs a system call.
+const std::vector<IsaRow>& isa_rows() {
+  static const std::vector<IsaRow> rows = [] {
+    std::vector<IsaRow> made;
+// CMakeLists.txt defines VITKERN_HAVE_<set> as 1 or 0: what was not compiled must not be named.
+#define VITKERN_INSTRUCTION_SET(set, base, machine, needs, flags)               \
+  if constexpr (VITKERN_HAVE_##set)                                             \
+    made.push_back({Isa::set, Isa::base, #set, &set::kernels, cpu_has(needs)}); \
+  else                                                                          \
+    made.push_back({Isa::set, Isa::base, #set, nullptr, false});
+#include "isas.inc"
+    return made;
+  }();
   return rows;
 }
+
+const IsaRow& row_of(Isa isa) { return isa_rows()[static_cast<size_t>(isa)]; }
 
 const IsaRow& row_named(const std::string& name, const char* origin) {
   std::string known;
   for (const IsaRow& row : isa_rows()) {
+    if (!row.kernels) continue;
     if (name == row.name) {
       if (row.runs_here) return row;
       throw std::invalid_argument(
@@ -77,12 +90,25 @@ const IsaRow& row_named(const std::string& name, const char* origin) {
                               origin + "; this build has: " + known);
 }
 
+const Kernels& operators_of(Isa isa) { return *row_of(row_of(isa).base).kernels; }
+
+const Kernels& engine_of(Isa isa, Precision precision) {
+  return precision == Precision::bf16 ? *row_of(isa).kernels : operators_of(isa);
+}
+
 }  // namespace
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
   for (const IsaRow& row : isa_rows())
     if (row.runs_here) names.push_back(row.name);
+  return names;
+}
+
+std::vector<std::string> operator_isas() {
+  std::vector<std::string> names;
+  for (const IsaRow& row : isa_rows())
+    if (row.runs_here && row.base == row.isa) names.push_back(row.name);
   return names;
 }
 
@@ -95,75 +121,33 @@ Isa isa_named(const std::string& name) {
   return Isa::portable;
 }
 
-const char* isa_name(Isa isa) {
-  for (const IsaRow& row : isa_rows())
-    if (row.isa == isa) return row.name;
-  return "portable";
-}
+const char* isa_name(Isa isa) { return row_of(isa).name; }
 
-#if defined(VITKERN_HAVE_AMX)
-#define VITKERN_AMX_CASE(kernel) \
-  case Isa::amx:                 \
-    return amx::kernel(args);
-#else
-#define VITKERN_AMX_CASE(kernel)
-#endif
-#if defined(VITKERN_HAVE_AVX512)
-#define VITKERN_AVX512_CASE(kernel) \
-  case Isa::avx512:                 \
-  case Isa::avx512_vnni:            \
-    return avx512::kernel(args);
-#else
-#define VITKERN_AVX512_CASE(kernel)
-#endif
-#if defined(VITKERN_HAVE_AVX2)
-#define VITKERN_AVX2_CASE(kernel) \
-  case Isa::avx2:                 \
-    return avx2::kernel(args);
-#else
-#define VITKERN_AVX2_CASE(kernel)
-#endif
-#if defined(VITKERN_HAVE_AVX512_VNNI)
-#define VITKERN_VNNI_CASE(kernel)                                   \
-  if (isa == Isa::avx512_vnni && args.precision == Precision::bf16) \
-    return avx512_vnni::kernel(args);
-#else
-#define VITKERN_VNNI_CASE(kernel)
-#endif
-#define VITKERN_SWITCH(kernel)       \
-  switch (isa) {                     \
-    VITKERN_AMX_CASE(kernel)         \
-    VITKERN_AVX512_CASE(kernel)      \
-    VITKERN_AVX2_CASE(kernel)        \
-    default:                         \
-      return portable::kernel(args); \
+#define VITKERN_OPERATOR(kernel)                    \
+  void kernel(Isa isa, const kernel##_args& args) { \
+    check(args);                                    \
+    operators_of(isa).kernel(args);                 \
   }
 #define VITKERN_KERNEL(kernel)                      \
   void kernel(Isa isa, const kernel##_args& args) { \
     check(args);                                    \
-    VITKERN_SWITCH(kernel)                          \
-  }
-#define VITKERN_ENGINE(kernel)                      \
-  void kernel(Isa isa, const kernel##_args& args) { \
-    check(args);                                    \
-    VITKERN_VNNI_CASE(kernel)                       \
-    VITKERN_SWITCH(kernel)                          \
+    engine_of(isa, args.precision).kernel(args);    \
   }
 #include "kernels.inc"
-#undef VITKERN_ENGINE
-#undef VITKERN_KERNEL
 
 std::vector<Feature> cpu_features() {
 #if defined(__x86_64__)
   const Leaf seven = cpuid(7, 0);
   return {{"avx2", __builtin_cpu_supports("avx2") != 0},
           {"fma", __builtin_cpu_supports("fma") != 0},
+          {"f16c", __builtin_cpu_supports("f16c") != 0},
+          {"bmi2", __builtin_cpu_supports("bmi2") != 0},
           {"avx512f", __builtin_cpu_supports("avx512f") != 0},
           {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
           {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},
           {"avx512dq", __builtin_cpu_supports("avx512dq") != 0},
           {"avx512_vnni", (seven.c >> 11 & 1) != 0},
-          {"avx512_bf16", has_avx512_bf16()},
+          {"avx512_bf16", (cpuid(7, 1).a >> 5 & 1) != 0},
           {"amx_tile", (seven.d >> 24 & 1) != 0},
           {"amx_bf16", (seven.d >> 22 & 1) != 0},
           {"amx_int8", (seven.d >> 25 & 1) != 0}};

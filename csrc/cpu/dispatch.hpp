@@ -7,27 +7,31 @@
 
 namespace vitkern {
 
-// avx512_vnni is avx512 with integer products in the engine's bf16 precision.
-enum class Isa { portable, avx2, avx512, avx512_vnni, amx };
+enum class Isa {
+#define VITKERN_INSTRUCTION_SET(set, base, machine, needs, flags) set,
+#include "isas.inc"
+};
 
-std::vector<std::string> available_isas();  // best first: compiled in and supported by this CPU
-Isa isa_named(
-    const std::string& name);  // "" is VITKERN_ISA or else the best; throws std::invalid_argument
+// Compiled in and supported by this CPU, best first; operator_isas only those that are their own
+// base (isas.inc), whose operators are not another set's.
+std::vector<std::string> available_isas();
+std::vector<std::string> operator_isas();
+
+// "" is VITKERN_ISA or else the best. Throws std::invalid_argument.
+Isa isa_named(const std::string& name);
 const char* isa_name(Isa isa);
 
 #define VITKERN_KERNEL(kernel) void kernel(Isa isa, const kernel##_args& args);
-#define VITKERN_ENGINE(kernel) VITKERN_KERNEL(kernel)
 #include "kernels.inc"
-#undef VITKERN_ENGINE
-#undef VITKERN_KERNEL
 
 struct Feature {
   const char* name;
   bool present;
 };
-std::vector<Feature>
-cpu_features();  // what the CPU advertises, of what vitkern can use or plans to
+// What the CPU advertises of what isas.inc asks for, or of what vitkern plans to use.
+std::vector<Feature> cpu_features();
 std::string cpu_model();
-bool amx_usable();  // advertised, and the kernel grants the tile registers to this process
+// AMX is advertised, and the operating system grants the tile registers to this process.
+bool amx_usable();
 
 }  // namespace vitkern

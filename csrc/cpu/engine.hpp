@@ -1,5 +1,6 @@
 // The packed engine: a ViT's weights in the layout its kernels want, and one call per forward.
 #pragma once
+#include <array>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,28 +12,18 @@
 
 namespace vitkern {
 
-struct EngineConfig {
-  int64_t channels, patch_y, patch_x, width, heads, mlp_width, depth;
-  float eps;
-  Activation activation;
-  Precision precision;
-};
+using Strides = std::array<int64_t, 4>;
+using Biases = std::vector<const float*>;
 
-// What a forward needs besides the weights; pointers stay the caller's.
-struct EngineInput {
-  int threads;
-  DType dtype;        // f32, bf16 or u8
-  const void* image;  // (B, C, Y, X) by strides
-  int64_t B, Y, X, strides[4];
-  const float* prefix;  // (T, D) or null
-  int64_t T;
-  const float* position;             // (patches, D) or null
-  const float *mean, *std;           // (C) or null
-  std::vector<const float*> biases;  // of attention, (H, S, S) per block; empty for none
-  Pool pool;
-  bool head;  // apply it to the pooled row
-  float* y;
-};
+#define STRUCT(name) struct name {
+#define FIELD(type, name) type name;
+#define END \
+  }         \
+  ;
+#include "engine_arguments.inc"
+#undef END
+#undef FIELD
+#undef STRUCT
 
 // Weights are set by their state-dict names, then finish() checks that all are there and that none
 // is left over: after it no weight can be set. forward() may then be called from any number of

@@ -1,8 +1,5 @@
-// Argument structs of the CPU kernels and a declaration for each line of kernels.inc and each ISA.
-// Raw pointers and sizes only: nothing here knows torch or Python.
-//
-// Matrices and activations have a run-time dtype; per-channel vectors (norm weights, biases, gamma)
-// are fp32. A stride counts elements; the last axis is always contiguous.
+// Argument structs of the CPU kernels (most are in arguments.inc) and the kernels themselves, one
+// for each line of kernels.inc. Raw pointers and sizes only: nothing here knows torch or Python.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,12 +7,15 @@
 namespace vitkern {
 
 enum class DType : int32_t { f32, bf16, u8 };
-// How products are computed. Sums and everything between products are fp32.
+// How matmuls are computed. Accumulators and everything between matmuls are fp32.
 enum class Precision : int32_t {
-  fp32,  // fp32 multiply-adds; on AMX three bf16 terms for each number, six products
-  tf32,  // at least TF32's accuracy: as fp32; on AMX two terms, three products
-  bf16,  // bf16's error or about that: both factors rounded to bf16 on AMX, to integers with a
-         // scale on AVX-512 VNNI (tiles_vnni.hpp); elsewhere bf16 weights, fp32 multiply-adds
+  // fp32 multiply-adds; on AMX three bf16 terms for each element, six products of them.
+  fp32,
+  // At least TF32's accuracy: as fp32; on AMX two terms, three products.
+  tf32,
+  // bf16's error or about that: both factors rounded to bf16 on AMX, to integers with a scale on
+  // AVX-512 VNNI (tiles_vnni.hpp); elsewhere bf16 weights, fp32 multiply-adds.
+  bf16,
 };
 enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
 
@@ -25,106 +25,15 @@ struct Dropout {  // philox.hpp; off when threshold is 0
   float scale;         // 1 / (1 - p)
 };
 
-struct layernorm_args {
-  int threads;
-  DType dtype;          // of x and y
-  const void* x;        // (M, D), rows x_stride apart
-  const float* weight;  // (D) or null
-  const float* bias;    // (D) or null
-  void* y;              // (M, D)
-  float* stats;         // (M, 2): mean, 1 / sqrt(var + eps); or null
-  int64_t M, D, x_stride;
-  float eps;
-};
-
-struct norm_linear_args {
-  int threads;
-  DType x_dtype, w_dtype;    // of x; of weight, y and pre
-  const void* x;             // (M, K), rows x_stride apart
-  const float* norm_weight;  // (K) or null
-  const float* norm_bias;    // (K) or null
-  const void* weight;        // (N, K)
-  const float* bias;         // (N) or null
-  void* y;                   // (M, N)
-  float* stats;              // (M, 2) or null
-  void* pre;                 // (M, N) before the activation, or null
-  int64_t M, K, N, x_stride;
-  float eps;
-  Activation activation;
-};
-
-struct attention_args {
-  int threads;
-  DType dtype;             // of qkv and y
-  const void* qkv;         // (B, S, 3, H, E) by strides
-  const float* bias;       // (B, H, S, S) by strides, or null
-  const int32_t* offsets;  // (sequences + 1) or null: one sequence of S tokens
-  void* y;                 // (B, S, H, E)
-  float* lse;              // (B, H, S) or null
-  int64_t B, S, H, E, sequences;
-  int64_t b_stride, s_stride, part_stride, h_stride;    // of qkv
-  int64_t bias_b_stride, bias_h_stride, bias_s_stride;  // 0 broadcasts
-  float scale;
-  Dropout dropout;
-};
-
-struct linear_residual_args {
-  int threads;
-  DType x_dtype, w_dtype, y_dtype;  // of x; of weight; of residual and y
-  const void* x;                    // (B, S, K), rows x_stride apart
-  const void* weight;               // (N, K)
-  const float* bias;                // (N) or null
-  const void* residual;             // (B, S, N), rows residual_stride apart
-  const float* gamma;               // (N) or null
-  void* y;                          // (B, S, N)
-  int64_t B, S, K, N, x_stride, residual_stride;
-  Dropout dropout, path;
-};
-
-struct mlp_args {
-  int threads;
-  DType x_dtype, w_dtype;    // of x and y; of the weights and pre
-  const void* x;             // (B, S, D), rows x_stride apart
-  const float* norm_weight;  // (D) or null
-  const float* norm_bias;    // (D) or null
-  const void* fc1_weight;    // (F, D)
-  const float* fc1_bias;     // (F) or null
-  const void* fc2_weight;    // (D, F)
-  const float* fc2_bias;     // (D) or null
-  const float* gamma;        // (D) or null
-  void* y;                   // (B, S, D)
-  float* stats;              // (B*S, 2) or null
-  void* pre;                 // (B, S, F) or null
-  int64_t B, S, D, F, x_stride;
-  float eps;
-  Activation activation;
-  Dropout dropout, path;
-};
-
-struct calibrate_args {
-  int threads;
-  Precision precision;  // of the products: as the engine computes them
-  const float* data;    // (floats) read over and over; null: multiply numbers in L1 instead
-  int64_t floats;
-  double seconds;  // how long; tens of milliseconds are enough
-  double* rates;   // (threads) flops or bytes a second, of each thread
-};
-
-struct patch_embed_args {
-  int threads;
-  DType image_dtype, w_dtype;  // of image (f32, bf16, u8); of weight and y
-  const void* image;           // (B, C, Y, X) by strides
-  const void* weight;          // (D, C, py, px)
-  const float* bias;           // (D) or null
-  const float* prefix;         // (T, D) or null
-  const float* position;       // (patches, D) or null
-  const float* mean;           // (C) or null
-  const float* std;            // (C) or null
-  void* y;                     // (B, T + patches, D)
-  int64_t B, C, Y, X, py, px, D, T;
-  int64_t b_stride, c_stride, y_stride, x_stride;  // of image
-  Dropout dropout;
-};
+#define STRUCT(name) struct name {
+#define FIELD(type, name) type name;
+#define END \
+  }         \
+  ;
+#include "arguments.inc"
+#undef END
+#undef FIELD
+#undef STRUCT
 
 // A weight (N, K) as the GEMM wants it: panels of kNR columns, the last one padded with zeros;
 // their order is the instruction set's (tiles_fma.hpp, tiles_vnni.hpp, terms_amx.hpp).
@@ -179,26 +88,18 @@ struct forward_args {
   Pool pool;
 };
 
-#define VITKERN_KERNEL(kernel)       \
-  namespace portable {               \
-  void kernel(const kernel##_args&); \
-  }                                  \
-  namespace avx2 {                   \
-  void kernel(const kernel##_args&); \
-  }                                  \
-  namespace avx512 {                 \
-  void kernel(const kernel##_args&); \
-  }                                  \
-  namespace amx {                    \
-  void kernel(const kernel##_args&); \
-  }
-#define VITKERN_ENGINE(kernel)       \
-  VITKERN_KERNEL(kernel)             \
-  namespace avx512_vnni {            \
-  void kernel(const kernel##_args&); \
-  }
+// The entry points of an instruction set; null where its base (isas.inc) serves instead.
+struct Kernels {
+#define VITKERN_KERNEL(kernel) void (*kernel)(const kernel##_args&);
 #include "kernels.inc"
-#undef VITKERN_ENGINE
-#undef VITKERN_KERNEL
+};
+
+#if defined(VITKERN_ISA)  // the set that this file is compiled for
+namespace VITKERN_ISA {
+#define VITKERN_KERNEL(kernel) void kernel(const kernel##_args&);
+#include "kernels.inc"
+extern const Kernels kernels;  // table.cpp
+}  // namespace VITKERN_ISA
+#endif
 
 }  // namespace vitkern

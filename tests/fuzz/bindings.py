@@ -15,7 +15,7 @@ import torch
 from vitkern import _C
 
 from . import odd
-from .outcome import OK, REFUSED, Case, refused
+from .outcome import OK, REFUSED, Case, Wrong, refused
 
 WIDE = 9  # the largest size of an axis that memory is laid out for
 ELEMENTS = 2**22  # of every buffer: WIDE to the power of 6 axes, and then some
@@ -65,13 +65,20 @@ def case(rng: random.Random, folder: pathlib.Path) -> Case:
     isa = rng.choice(
         ("", "", "", "portable", "avx2", "avx512", "amx", "sse", "avx512\0", "x" * 999)
     )
+    fields = {"threads", *NUMBERS[name], *POINTERS[name], *OTHERS[name]}
     threads = keywords.get("threads")
     about = f"_C.{name}({isa[:20]!r}, threads={threads!r}, {shown(keywords)})"
 
     def run() -> str:
         memory = torch.zeros(ELEMENTS)  # one for all: a result may overwrite the input
         given = {k: address(v, memory) for k, v in keywords.items()}
-        return REFUSED if refused(lambda: getattr(_C, name)(isa, **given)) else OK
+        if refused(lambda: getattr(_C, name)(isa, **given)):
+            return REFUSED
+        if given.keys() != fields:
+            raise Wrong(
+                f"keywords that are missing or unknown went through: {given.keys() ^ fields}"
+            )
+        return OK
 
     return Case(about, run)
 

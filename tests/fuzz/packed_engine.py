@@ -67,6 +67,8 @@ def run(isa: str, config: dict, calls: list[Call]) -> str:
     engines = []
     if refused(lambda: engines.append(_C.Engine(isa, **config))):
         return REFUSED
+    if config.keys() != {*CONFIG, *MORE}:
+        raise Wrong(f"an engine was made of these keywords: {', '.join(config)}")
     outcome, results = OK, []
     for call in calls:
         try:
@@ -138,6 +140,8 @@ def spoil_config(rng: random.Random, config: dict) -> None:
         config[name] = rng.choice((0.0, -1.0, float("nan"), float("inf"), 1e300, None, "1"))
     elif rng.random() < 0.15:
         config.pop(name)
+    elif rng.random() < 0.15:
+        config[rng.choice(("nonesuch", "Depth", "layers"))] = 1
     else:
         config[name] = rng.choice((0, 1, 3, 2, 7, 10**9, *IMPOSSIBLE))
 
@@ -188,7 +192,7 @@ def input_change(rng: random.Random) -> tuple[str, object]:
     if name == "strides":
         return name, rng.choice(((1, 1, 1), (1,) * 5, (-1,) * 4, (2**62,) * 4, (), "x", (0,) * 4))
     if name == "threads":
-        return name, rng.choice((0, -1, 3, 2**31 - 1, 2**40))
+        return rng.choice((name, name, "Threads")), rng.choice((0, -1, 3, 2**31 - 1, 2**40))
     return name, rng.choice((_enum(rng), _enum(rng), None, "x"))
 
 

@@ -99,6 +99,22 @@ def test_operators_name_a_missing_keyword(call):
             native("", **{key: value for key, value in good.items() if key != name})
 
 
+def test_operators_name_a_keyword_that_they_do_not_read(call):
+    native, good, _ = call
+    for name in ("nonesuch", "Threads", "x_strides"):
+        with pytest.raises(TypeError, match=f"unknown keyword '{name}'; known: threads, "):
+            native("", **good, **{name: 1})
+
+
+def test_every_field_of_an_operator_is_a_keyword_that_python_passes(call):
+    """What C++ reads is what cpu.py passes: neither side has a name that the other has not."""
+    native, good, _ = call
+    with pytest.raises(TypeError, match="unknown keyword") as raised:
+        native("", **good, nonesuch=1)
+    known = str(raised.value).split("known: ")[1].split(", ")
+    assert sorted(known) == sorted(good)
+
+
 def test_attention_refuses_offsets_outside_the_tokens():
     qkv, y = torch.zeros(1, 4, 3, 1, 8), torch.zeros(1, 4, 1, 8)
     for bad in ([0, 9], [-1, 4], [0, 3, 1, 4], [0, 2], [1, 4]):
@@ -199,6 +215,15 @@ def test_forward_names_a_missing_keyword(forward):
             native.forward(**{key: value for key, value in good.items() if key != name})
 
 
+def test_forward_names_a_keyword_that_it_does_not_read(forward):
+    native, good, (_, _, y) = forward
+    before = y.clone()
+    for name in ("nonesuch", "position_", "bias"):
+        with pytest.raises(TypeError, match=f"unknown keyword '{name}'; known: threads, dtype, "):
+            native.forward(**good, **{name: 0})
+    assert torch.equal(y, before)
+
+
 def test_a_finished_engine_takes_no_weights(forward):
     native, good, (_, _, y) = forward
     before, weight = y.clone(), torch.zeros(37, 32)
@@ -262,6 +287,15 @@ def test_weights_are_checked_when_they_are_set():
     for bad in ((0, 2), (64, -1), (64, 2**62)):
         with pytest.raises((ValueError, OverflowError), match="vitkern"):
             native.set_vector("head.bias", *bad)
+
+
+def test_an_engine_names_keywords_that_it_lacks_and_that_it_does_not_read():
+    good = {**SIZED, **KINDS}
+    for name in good:
+        with pytest.raises(TypeError, match=f"missing keyword '{name}'"):
+            _C.Engine("", **{key: value for key, value in good.items() if key != name})
+    with pytest.raises(TypeError, match="unknown keyword 'layers'; known: channels, patch_y, "):
+        _C.Engine("", **good, layers=3)
 
 
 def test_an_engine_has_possible_sizes():

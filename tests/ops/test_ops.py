@@ -26,7 +26,7 @@ def small_case(spec):
     return next(axes for axes in spec.cases[1:] if all(axes.values()))
 
 
-ISAS = [isa for isa in cpu.isas() if isa != "avx512_vnni"]  # its operators are those of avx512
+ISAS = cpu.operator_isas()
 
 
 def run_native(spec, inputs, isa="", save=True):

@@ -9,7 +9,7 @@ from vitkern.registry import REGISTRY
 SPEC = REGISTRY["attention+offsets"]
 ENDS = [0, 7, 7, 30, 67]  # the second is empty
 BAD = (float("nan"), float("inf"), float("-inf"))
-ISAS = [isa for isa in cpu.isas() if isa != "avx512_vnni"]  # its operators are those of avx512
+ISAS = cpu.operator_isas()
 
 
 def inputs(dtype, p=0.0):
