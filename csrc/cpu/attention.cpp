@@ -9,11 +9,10 @@ namespace {
 
 Head head_of(const attention_args& a, int64_t b, int64_t h) {
   const int64_t at = b * a.b_stride + h * a.h_stride;
-  return {.dtype = a.dtype,
-          .q = offset(a.dtype, a.qkv, at),
-          .k = offset(a.dtype, a.qkv, at + a.part_stride),
-          .v = offset(a.dtype, a.qkv, at + 2 * a.part_stride),
-          .stride = a.s_stride,
+  const Rows qkv{a.dtype, a.qkv, a.s_stride};
+  return {.q = qkv.from(0, at),
+          .k = qkv.from(0, at + a.part_stride),
+          .v = qkv.from(0, at + 2 * a.part_stride),
           .bias = a.bias ? a.bias + b * a.bias_b_stride + h * a.bias_h_stride : nullptr,
           .bias_stride = a.bias_s_stride,
           .precision = precision_of(a.dtype),

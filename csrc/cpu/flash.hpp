@@ -24,10 +24,8 @@ constexpr int64_t kColumns = head_tiles::kNR;        // of a panel: keys, or col
 constexpr int64_t kKeys = 8 * kColumns;
 
 struct Head {
-  DType dtype;
-  const void *q, *k, *v;  // (S, E), rows `stride` apart
-  int64_t stride;
-  const float* bias;  // (S, S), rows bias_stride apart, or null
+  Rows q, k, v;       // (S, E)
+  const float* bias;  // (S, S), rows by bias_stride, or null
   int64_t bias_stride;
   Precision precision;
   float* lse;  // (S) or null
@@ -58,10 +56,17 @@ struct FlashScratch {
   }
 };
 
-// s (n) -> p = e^(scale * s + bias - m), in place; updates the running maximum m and sum l, returns
-// e^(m_old - m_new).
-inline float soften(float* s, int64_t n, float scale, const float* bias, float* m, float* l) {
-  const float kLowest = -INFINITY;
+constexpr float kLowest = -INFINITY;
+
+// Of a row of scores so far: their maximum, and the sum of e^(score - maximum).
+struct RunningSoftmax {
+  float m = kLowest, l = 0;
+};
+
+// Online softmax of the next n scores: s -> p = e^(scale * s + bias - m), in place. Returns
+// e^(m_old - m_new), by which what was summed up with the old maximum shrinks.
+inline float online_softmax(float* s, int64_t n, float scale, const float* bias,
+                            RunningSoftmax* running) {
   const Vec factor = Vec::set(scale);
   Vec top = Vec::set(kLowest);
   for (int64_t i = 0; i < n; i += Vec::kLanes) {
@@ -72,7 +77,7 @@ inline float soften(float* s, int64_t n, float scale, const float* bias, float* 
     // below.
     top = greater(v.keep_first(n - i, kLowest), top);
   }
-  const float block_top = top.largest(), old = *m;
+  const float block_top = top.largest(), old = running->m;
   const float now = block_top > old ? block_top : old;
   const float base = now == kLowest ? 0.0f : now;  // all masked so far: e^(-inf) = 0, not NaN
   Vec sum = Vec::set(0);
@@ -82,8 +87,8 @@ inline float soften(float* s, int64_t n, float scale, const float* bias, float* 
     sum = sum + p;
   }
   const float shrink = old == kLowest ? 0.0f : expf(old - base);
-  *l = *l * shrink + sum.sum();
-  *m = now;
+  running->l = running->l * shrink + sum.sum();
+  running->m = now;
   return shrink;
 }
 
@@ -117,34 +122,32 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch, con
   const HeadLeft p = HeadLeft::of_scores(s, kKeys, scratch + at.p, h.precision);
 
   for (int64_t j = 0; j < n; j += kColumns)
-    head_tiles::pack_keys(h.dtype, offset(h.dtype, h.k, (keys.begin + j) * h.stride), h.stride,
-                          n - j, h.E, h.precision, k_panels + j / kColumns * at.k_panel);
+    head_tiles::pack_keys(h.k.from(keys.begin + j), n - j, h.E, h.precision,
+                          k_panels + j / kColumns * at.k_panel);
   for (int64_t e = 0; e < h.E; e += kColumns)
-    head_tiles::pack_values(h.dtype, offset(h.dtype, h.v, keys.begin * h.stride + e), h.stride, n,
-                            h.E - e, h.precision, v_panels + e / kColumns * at.v_panel);
+    head_tiles::pack_values(h.v.from(keys.begin, e), n, h.E - e, h.precision,
+                            v_panels + e / kColumns * at.v_panel);
 
   const int64_t count = queries.end - queries.begin;
   for (int64_t t = 0; t < ceil_div(count, kQueries); ++t) {
     const Range tile = head_tiles::query_tile(count, t);
     const int64_t i0 = queries.begin + tile.begin, R = tile.end - tile.begin;
-    float m[kQueries], l[kQueries];
+    RunningSoftmax running[kQueries];
     for (int64_t r = 0; r < R; ++r) {
-      m[r] = -INFINITY;
-      l[r] = 0;
       float* const row = q.open(r, scratch + at.row);
-      widen_row(h.dtype, offset(h.dtype, h.q, (i0 + r) * h.stride), row, h.E);
+      widen_row(h.q, i0 + r, row, h.E);
       q.close(r, row, h.E);
     }
     for (int64_t j0 = 0; j0 < n; j0 += kKeys) {
       const int64_t J = min(kKeys, n - j0);
       for (int64_t j = 0; j < J; j += kColumns)
-        head_tiles::multiply_panel(q, R, k_panels + (j0 + j) / kColumns * at.k_panel, 0, h.E, s + j,
-                                   kKeys, false);
+        head_tiles::multiply_panel(q, R, k_panels + (j0 + j) / kColumns * at.k_panel, {0, h.E},
+                                   {s + j, kKeys, false});
       for (int64_t r = 0; r < R; ++r) {
         float* const row = s + r * kKeys;
         const int64_t key = keys.begin + j0, query = i0 + r;
         const float* bias = h.bias ? h.bias + query * h.bias_stride + key : nullptr;
-        const float shrink = soften(row, J, h.scale, bias, &m[r], &l[r]);
+        const float shrink = online_softmax(row, J, h.scale, bias, &running[r]);
         drop(h.dropout, kElements, h.first_element + static_cast<uint64_t>(query * h.S + key), row,
              J);
         p.close(r, row, J);
@@ -155,16 +158,17 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch, con
         }
       }
       for (int64_t e = 0; e < E_padded; e += kColumns)
-        head_tiles::multiply_panel(p, R, v_panels + e / kColumns * at.v_panel, j0, J, o + e,
-                                   E_padded, j0 > 0);
+        head_tiles::multiply_panel(p, R, v_panels + e / kColumns * at.v_panel, {j0, j0 + J},
+                                   {o + e, E_padded, j0 > 0});
     }
     for (int64_t r = 0; r < R; ++r) {
       float* const row = o + r * E_padded;
-      const Vec inverse = Vec::set(1 / l[r]);
+      const auto [m, l] = running[r];
+      const Vec inverse = Vec::set(1 / l);
       for (int64_t e = 0; e < E_padded; e += Vec::kLanes)
         (Vec::load(row + e) * inverse).store(row + e);
       out(i0 + r, row);
-      if (h.lse) h.lse[i0 + r] = m[r] == INFINITY ? m[r] : m[r] + logf(l[r]);
+      if (h.lse) h.lse[i0 + r] = m == INFINITY ? m : m + logf(l);
     }
   }
 }

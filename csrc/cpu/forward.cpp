@@ -61,9 +61,9 @@ struct Pass {
   int64_t rows() const { return images * n.S; }
   Left left(int64_t K) const { return Left::at(h, K, a.precision); }
 
-  void normalise(const NormVectors& norm, int64_t from, float* to) const {
-    normalise_row(DType::f32, x + from * a.D, norm.weight, norm.bias, DType::f32, to, nullptr, a.D,
-                  a.eps);
+  // The row of D floats at `from`, normalised.
+  void normalise(const NormVectors& norm, const float* from, float* to) const {
+    Norm{{DType::f32, from, 0}, norm.weight, norm.bias, a.D, a.eps}.row(0, DType::f32, to);
   }
 
   void embed() const {
@@ -87,7 +87,7 @@ struct Pass {
     team.sync();
     if (!a.norm_pre.weight) return;
     const Range all = team.share(rows());
-    for (int64_t m = all.begin; m < all.end; ++m) normalise(a.norm_pre, m, x + m * a.D);
+    for (int64_t m = all.begin; m < all.end; ++m) normalise(a.norm_pre, x + m * a.D, x + m * a.D);
     team.sync();
   }
 
@@ -99,8 +99,7 @@ struct Pass {
         const NormVectors& norm = head < a.H ? w.q_norm : w.k_norm;
         const int64_t at = m * n.qkv_stride + head * E;
         void* const row = const_cast<void*>(offset(n.qkv_dtype, wide, at));
-        normalise_row(n.qkv_dtype, row, norm.weight, norm.bias, n.qkv_dtype, row, nullptr, E,
-                      a.eps);
+        Norm{{n.qkv_dtype, row, 0}, norm.weight, norm.bias, E, a.eps}.row(0, n.qkv_dtype, row);
       }
     team.sync();
   }
@@ -111,15 +110,10 @@ struct Pass {
     const Left y = left(a.D);
     share_heads(team, images * a.H, queries, [&](int64_t item, Range some) {
       const int64_t b = item / a.H, head = item % a.H;
-      const auto part = [&](int64_t which) {  // q, k or v
-        const int64_t at = b * n.S * n.qkv_stride + which * a.D + head * E;
-        return offset(n.qkv_dtype, wide, at);
-      };
-      attend({.dtype = n.qkv_dtype,
-              .q = part(0),
-              .k = part(1),
-              .v = part(2),
-              .stride = n.qkv_stride,
+      const Rows qkv{n.qkv_dtype, wide, n.qkv_stride};
+      attend({.q = qkv.from(b * n.S, head * E),
+              .k = qkv.from(b * n.S, a.D + head * E),
+              .v = qkv.from(b * n.S, 2 * a.D + head * E),
               .bias = bias ? bias + head * n.S * n.S : nullptr,
               .bias_stride = n.S,
               .precision = a.precision,
@@ -145,7 +139,7 @@ struct Pass {
     const Weights fc1 = weights(a, w.fc1), proj = weights(a, w.proj, &fc1);
     const Left normalised = left(a.D);
     fill(team, normalised, rows(), a.D, scratch + n.for_gemm,
-         [&](int64_t m, float* row) { normalise(w.norm1, m, row); });
+         [&](int64_t m, float* row) { normalise(w.norm1, x + m * a.D, row); });
     gemm(team, normalised, rows(), weights(a, w.qkv, &proj), scratch,
          StoreEpilogue<Plain>{.bias = w.qkv.bias,
                               .activation = Activation::none,
@@ -163,31 +157,30 @@ struct Pass {
                           .y_stride = step * a.D,
                           .N = a.D});
     team.sync();
-    mlp_by(team,
-           {.threads = team.size,
-            .x_dtype = DType::f32,
-            .w_dtype = DType::f32,
-            .x = x,
-            .norm_weight = w.norm2.weight,
-            .norm_bias = w.norm2.bias,
-            .fc1_weight = nullptr,
-            .fc1_bias = w.fc1.bias,
-            .fc2_weight = nullptr,
-            .fc2_bias = w.fc2.bias,
-            .gamma = w.gamma2,
-            .y = x,
-            .stats = nullptr,
-            .pre = nullptr,
-            .B = 1,
-            .S = M,
-            .D = a.D,
-            .F = a.F,
-            .x_stride = step * a.D,
-            .eps = a.eps,
-            .activation = a.activation,
-            .dropout = {},
-            .path = {}},
-           step * a.D, fc1, fc2, n.mlp, wide, scratch);
+    const mlp_args mlp{.threads = team.size,
+                       .x_dtype = DType::f32,
+                       .w_dtype = DType::f32,
+                       .x = x,
+                       .norm_weight = w.norm2.weight,
+                       .norm_bias = w.norm2.bias,
+                       .fc1_weight = nullptr,
+                       .fc1_bias = w.fc1.bias,
+                       .fc2_weight = nullptr,
+                       .fc2_bias = w.fc2.bias,
+                       .gamma = w.gamma2,
+                       .y = x,
+                       .stats = nullptr,
+                       .pre = nullptr,
+                       .B = 1,
+                       .S = M,
+                       .D = a.D,
+                       .F = a.F,
+                       .x_stride = step * a.D,
+                       .eps = a.eps,
+                       .activation = a.activation,
+                       .dropout = {},
+                       .path = {}};
+    Mlp{mlp, step * a.D, fc1, fc2, n.mlp}.run(team, wide, scratch);
   }
 
   // The pooled features of image b, (D).
@@ -202,9 +195,7 @@ struct Pass {
         (sum / Vec::set(static_cast<float>(n.patches))).store(to + i, a.D - i);
       }
     }
-    if (a.fc_norm.weight)
-      normalise_row(DType::f32, to, a.fc_norm.weight, a.fc_norm.bias, DType::f32, to, nullptr, a.D,
-                    a.eps);
+    if (a.fc_norm.weight) normalise(a.fc_norm, to, to);
   }
 
   void finish() const {
@@ -212,7 +203,7 @@ struct Pass {
       const int64_t step = a.pool == Pool::token ? n.S : 1;  // only the pooled rows need it
       const Range part = team.share(rows() / step);
       for (int64_t m = part.begin; m < part.end; ++m)
-        normalise(a.norm, m * step, x + m * step * a.D);
+        normalise(a.norm, x + m * step * a.D, x + m * step * a.D);
       team.sync();
     }
     if (a.pool == Pool::tokens) {
@@ -261,8 +252,7 @@ void run_images(const forward_args& a, const Image& image, const Sizes& n, const
 }  // namespace
 
 void forward(const forward_args& a) {
-  const Image image{a.image_dtype, a.image,    a.C,        a.Y,        a.X,    a.py, a.px,
-                    a.b_stride,    a.c_stride, a.y_stride, a.x_stride, a.mean, a.std};
+  const Image image = image_of(a);
   const int64_t S = a.T + image.patches(), whole = a.B / a.threads * a.threads, rest = a.B - whole;
   const int64_t most = max(1, ceil_div(group_rows(a.precision), max(S, 1)));  // images in a group
   // As many groups for each thread, the large ones first: no thread has much more to do.

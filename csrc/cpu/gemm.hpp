@@ -44,6 +44,13 @@ inline Weights plain_weights(DType dtype, const void* data, int64_t N, int64_t K
   return {precision_of(dtype), dtype, data, N, K, false};
 }
 
+// Where the sums of a tile go: rows of floats, overwritten or added to.
+struct Result {
+  float* c;
+  int64_t stride;
+  bool add;
+};
+
 }  // namespace
 
 #if defined(VITKERN_AMX)

@@ -6,12 +6,16 @@
 namespace vitkern::VITKERN_ISA {
 
 void layernorm(const layernorm_args& a) {
+  const Norm norm{.x = {a.dtype, a.x, a.x_stride},
+                  .weight = a.weight,
+                  .bias = a.bias,
+                  .D = a.D,
+                  .eps = a.eps,
+                  .stats = a.stats};
   run_team(a.threads, [&](const Team& team) {
     const Range rows = team.share(a.M);
     for (int64_t m = rows.begin; m < rows.end; ++m)
-      normalise_row(a.dtype, offset(a.dtype, a.x, m * a.x_stride), a.weight, a.bias, a.dtype,
-                    const_cast<void*>(offset(a.dtype, a.y, m * a.D)),
-                    a.stats ? a.stats + 2 * m : nullptr, a.D, a.eps);
+      norm.row(m, a.dtype, const_cast<void*>(offset(a.dtype, a.y, m * a.D)));
   });
 }
 

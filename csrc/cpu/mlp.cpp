@@ -7,13 +7,15 @@
 namespace vitkern::VITKERN_ISA {
 
 void mlp(const mlp_args& a) {
-  const Weights fc1 = plain_weights(a.w_dtype, a.fc1_weight, a.F, a.D),
-                fc2 = plain_weights(a.w_dtype, a.fc2_weight, a.D, a.F);
-  const MlpScratch n(a.B * a.S, a.D, a.F, fc1.precision, a.threads);
+  const MlpScratch n(a.B * a.S, a.D, a.F, precision_of(a.w_dtype), a.threads);
+  const Mlp mlp{.a = a,
+                .y_stride = a.D,
+                .fc1 = plain_weights(a.w_dtype, a.fc1_weight, a.F, a.D),
+                .fc2 = plain_weights(a.w_dtype, a.fc2_weight, a.D, a.F),
+                .n = n};
   const Lease lease((n.shared + a.threads * n.per_thread) * sizeof(float));
   run_team(a.threads, [&](const Team& team) {
-    mlp_by(team, a, a.D, fc1, fc2, n, lease.floats(),
-           lease.floats() + n.shared + team.rank * n.per_thread);
+    mlp.run(team, lease.floats(), lease.floats() + n.shared + team.rank * n.per_thread);
   });
 }
 

@@ -1,5 +1,5 @@
 // The MLP of a block by a team: LayerNorm, fc1, activation, fc2, residual. A chunk of rows goes
-// through both products while its hidden rows are in cache: they never reach memory. Where F is
+// through both matmuls while its hidden rows are in cache: they never reach memory. Where F is
 // wide for the cache (hidden_columns), fc1 makes a part of the hidden columns at a time and fc2
 // adds up what each contributes.
 #pragma once
@@ -33,62 +33,80 @@ struct MlpScratch {
   }
 };
 
-// Rows of x and y (which may be x) are a.x_stride and y_stride apart; `memory` holds n.shared
-// floats for the team, `scratch` n.per_thread for this thread. Ends with a sync.
-inline void mlp_by(const Team& team, const mlp_args& a, int64_t y_stride, const Weights& fc1,
-                   const Weights& fc2, const MlpScratch& n, float* memory, float* scratch) {
-  const int64_t M_total = a.B * a.S;
-  const Left h = Left::at(memory, a.D, fc1.precision);  // (chunk, D)
-  float* const sums = memory + n.h + n.hidden;          // (chunk, D)
-  for (int64_t m0 = 0; m0 < M_total; m0 += n.chunk) {
-    const int64_t M = min(n.chunk, M_total - m0);
-    fill(team, h, M, a.D, scratch + n.for_gemm, [&](int64_t m, float* row) {
-      normalise_row(a.x_dtype, offset(a.x_dtype, a.x, (m0 + m) * a.x_stride), a.norm_weight,
-                    a.norm_bias, DType::f32, row, a.stats ? a.stats + 2 * (m0 + m) : nullptr, a.D,
-                    a.eps);
-    });
-    int64_t f0 = 0;
-    do {  // at least once: F = 0 leaves the bias
-      const int64_t F = min(n.columns, a.F - f0), f1 = f0 + F;
-      const Left hidden = Left::at(memory + n.h, F, fc1.precision);  // (chunk, F)
-      Weights up = fc1.part(f0, F, 0, a.D), down = fc2.part(0, a.D, f0, F);
-      const Weights then = fc1.part(f1, min(n.columns, a.F - f1), 0, a.D);
-      up.next = &down;
-      down.next = f1 < a.F ? &then : fc2.next;
-      gemm(team, h, M, up, scratch,
-           StoreEpilogue<Left>{.bias = a.fc1_bias ? a.fc1_bias + f0 : nullptr,
-                               .activation = a.activation,
-                               .y = hidden,
-                               .pre_dtype = a.w_dtype,
-                               .pre = a.pre,
-                               .N = a.F,
-                               .first_row = m0,
-                               .first_column = f0,
-                               .dropout = a.dropout});
-      team.sync();
-      settle(team, hidden, M);
-      if (f1 < a.F)
-        gemm(team, hidden, M, down, scratch, SumEpilogue{sums, n.sums_stride, f0 == 0});
-      else
-        gemm(team, hidden, M, down, scratch,
-             ResidualEpilogue{.bias = a.fc2_bias,
-                              .gamma = a.gamma,
-                              .dtype = a.x_dtype,
-                              .residual = a.x,
-                              .residual_stride = a.x_stride,
-                              .y = a.y,
-                              .y_stride = y_stride,
-                              .N = a.D,
-                              .dropout = a.dropout,
-                              .path = a.path,
-                              .S = a.S,
-                              .first_row = m0,
-                              .sums = f0 > 0 ? sums : nullptr,
-                              .sums_stride = n.sums_stride});
-      team.sync();
-      f0 = f1;
-    } while (f0 < a.F);
+// y may be x.
+struct Mlp {
+  const mlp_args& a;
+  int64_t y_stride;  // of rows of y; those of x have a.x_stride
+  Weights fc1, fc2;  // (F, D), (D, F)
+  const MlpScratch& n;
+
+  // By every thread of a team; `memory` holds n.shared floats for the team, `scratch` n.per_thread
+  // for this thread. Ends with a sync.
+  void run(const Team& team, float* memory, float* scratch) const {
+    const Left h = Left::at(memory, a.D, fc1.precision);  // (chunk, D)
+    const Norm norm{.x = {a.x_dtype, a.x, a.x_stride},
+                    .weight = a.norm_weight,
+                    .bias = a.norm_bias,
+                    .D = a.D,
+                    .eps = a.eps,
+                    .stats = a.stats};
+    for (int64_t m0 = 0; m0 < a.B * a.S; m0 += n.chunk) {
+      const int64_t M = min(n.chunk, a.B * a.S - m0);
+      fill(team, h, M, a.D, scratch + n.for_gemm,
+           [&](int64_t m, float* row) { norm.row(m0 + m, DType::f32, row); });
+      int64_t f0 = 0;
+      do {  // at least once: F = 0 leaves the bias
+        const Range hidden{f0, min(a.F, f0 + n.columns)};
+        multiply_part(team, h, {m0, m0 + M}, hidden, memory, scratch);
+        f0 = hidden.end;
+      } while (f0 < a.F);
+    }
   }
-}
+
+ private:
+  // The hidden columns [part) of some rows: fc1 makes them, fc2 adds what they contribute to y.
+  void multiply_part(const Team& team, const Left& h, Range rows, Range part, float* memory,
+                     float* scratch) const {
+    const int64_t M = rows.end - rows.begin, F = part.end - part.begin;
+    const bool first = part.begin == 0, last = part.end >= a.F;
+    const Left hidden = Left::at(memory + n.h, F, fc1.precision);  // (chunk, F)
+    float* const sums = memory + n.h + n.hidden;                   // (chunk, D)
+    Weights up = fc1.part(part.begin, F, 0, a.D), down = fc2.part(0, a.D, part.begin, F);
+    const Weights then = fc1.part(part.end, min(n.columns, a.F - part.end), 0, a.D);
+    up.next = &down;
+    down.next = last ? fc2.next : &then;
+    gemm(team, h, M, up, scratch,
+         StoreEpilogue<Left>{.bias = a.fc1_bias ? a.fc1_bias + part.begin : nullptr,
+                             .activation = a.activation,
+                             .y = hidden,
+                             .pre_dtype = a.w_dtype,
+                             .pre = a.pre,
+                             .N = a.F,
+                             .first_row = rows.begin,
+                             .first_column = part.begin,
+                             .dropout = a.dropout});
+    team.sync();
+    settle(team, hidden, M);
+    if (last)
+      gemm(team, hidden, M, down, scratch,
+           ResidualEpilogue{.bias = a.fc2_bias,
+                            .gamma = a.gamma,
+                            .dtype = a.x_dtype,
+                            .residual = a.x,
+                            .residual_stride = a.x_stride,
+                            .y = a.y,
+                            .y_stride = y_stride,
+                            .N = a.D,
+                            .dropout = a.dropout,
+                            .path = a.path,
+                            .S = a.S,
+                            .first_row = rows.begin,
+                            .sums = first ? nullptr : sums,
+                            .sums_stride = n.sums_stride});
+    else
+      gemm(team, hidden, M, down, scratch, SumEpilogue{sums, n.sums_stride, first});
+    team.sync();
+  }
+};
 
 }  // namespace

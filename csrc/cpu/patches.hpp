@@ -18,7 +18,25 @@ struct Image {
   int64_t row_length() const { return C * py * px; }
 };
 
-// Patch n of image b as a row of C * py * px fp32 numbers, in the order of a flattened filter.
+// Of patch_embed_args or forward_args, which name these fields alike.
+template <class Args>
+Image image_of(const Args& a) {
+  return {.dtype = a.image_dtype,
+          .data = a.image,
+          .C = a.C,
+          .Y = a.Y,
+          .X = a.X,
+          .py = a.py,
+          .px = a.px,
+          .b_stride = a.b_stride,
+          .c_stride = a.c_stride,
+          .y_stride = a.y_stride,
+          .x_stride = a.x_stride,
+          .mean = a.mean,
+          .std = a.std};
+}
+
+// Patch n of image b as a row of C * py * px fp32 elements, in the order of a flattened filter.
 // Normalisation is one multiply-add: pixel * scale + shift, with uint8's 1/255 inside the scale.
 inline void unfold_patch(const Image& im, int64_t b, int64_t n, float* row) {
   const int64_t across = im.X / im.px;
@@ -38,7 +56,7 @@ inline void unfold_patch(const Image& im, int64_t b, int64_t n, float* row) {
         const uint8_t* p = static_cast<const uint8_t*>(im.data) + start;
         for (int64_t x = 0; x < im.px; ++x) row[x] = p[x * im.x_stride];
       } else if (im.x_stride == 1) {
-        widen_row(im.dtype, offset(im.dtype, im.data, start), row, im.px);
+        widen_row({im.dtype, offset(im.dtype, im.data, start), 0}, 0, row, im.px);
       } else {
         for (int64_t x = 0; x < im.px; ++x)
           load_as(im.dtype, im.data, start + x * im.x_stride, 1).store(row + x, 1);

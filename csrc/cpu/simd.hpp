@@ -62,13 +62,17 @@ struct Vec {
   friend Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
   friend Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
   friend Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-  friend Vec lesser(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }   // b where either is NaN
-  friend Vec greater(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is NaN
-  friend Vec nearest(Vec a) {
-    return {_mm512_roundscale_ps(a.v, 8)};
-  }  // to an integer, ties to even
+  // The second operand where either is NaN.
+  friend Vec lesser(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+  friend Vec greater(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+  // To an integer, ties to even.
+  friend Vec nearest(Vec a) { return {_mm512_roundscale_ps(a.v, 8)}; }
   friend Vec magnitude(Vec a) { return {_mm512_abs_ps(a.v)}; }
-  friend Vec scaled(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2^n
+  // Of each 128 bits: a0 b0 a1 b1, or a2 b2 a3 b3.
+  friend Vec interleave_low(Vec a, Vec b) { return {_mm512_unpacklo_ps(a.v, b.v)}; }
+  friend Vec interleave_high(Vec a, Vec b) { return {_mm512_unpackhi_ps(a.v, b.v)}; }
+  // a * 2^n
+  friend Vec scaled(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
   friend Vec with_sign(Vec a, Vec sign) {  // |a| with the sign of `sign`
     return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN),
                                                           _mm512_castps_si512(sign.v),
@@ -78,37 +82,6 @@ struct Vec {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
   }
 };
-
-// rows[i] lane j <-> rows[j] lane i
-inline void transpose(Vec* rows) {
-  __m512 t[16], u[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
-    t[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    const __m512d a = _mm512_castps_pd(t[i]), b = _mm512_castps_pd(t[i + 2]);
-    const __m512d c = _mm512_castps_pd(t[i + 1]), d = _mm512_castps_pd(t[i + 3]);
-    u[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-    u[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    u[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(c, d));
-    u[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(c, d));
-  }
-  // u[4g + j]: 128-bit part q holds column 4q + j of rows 4g .. 4g+3
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const __m512 a = _mm512_shuffle_f32x4(u[j], u[4 + j], 0x88),
-                 b = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0x88);
-    const __m512 c = _mm512_shuffle_f32x4(u[j], u[4 + j], 0xdd),
-                 d = _mm512_shuffle_f32x4(u[8 + j], u[12 + j], 0xdd);
-    rows[j].v = _mm512_shuffle_f32x4(a, b, 0x88);
-    rows[8 + j].v = _mm512_shuffle_f32x4(a, b, 0xdd);
-    rows[4 + j].v = _mm512_shuffle_f32x4(c, d, 0x88);
-    rows[12 + j].v = _mm512_shuffle_f32x4(c, d, 0xdd);
-  }
-}
 
 #elif defined(__AVX2__)
 
@@ -178,6 +151,8 @@ struct Vec {
   friend Vec greater(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
   friend Vec nearest(Vec a) { return {_mm256_round_ps(a.v, 8)}; }
   friend Vec magnitude(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+  friend Vec interleave_low(Vec a, Vec b) { return {_mm256_unpacklo_ps(a.v, b.v)}; }
+  friend Vec interleave_high(Vec a, Vec b) { return {_mm256_unpackhi_ps(a.v, b.v)}; }
   friend Vec scaled(Vec a, Vec n) {  // in two steps: 2^n itself may be out of range
     const __m256i whole = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(whole, 1);
     return {_mm256_mul_ps(_mm256_mul_ps(a.v, power(half)), power(_mm256_sub_epi32(whole, half)))};
@@ -195,27 +170,6 @@ struct Vec {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
   }
 };
-
-inline void transpose(Vec* rows) {
-  __m256 t[8], u[8];
-#pragma GCC unroll 4
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(rows[i].v, rows[i + 1].v);
-    t[i + 1] = _mm256_unpackhi_ps(rows[i].v, rows[i + 1].v);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 8; i += 4) {
-    u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    rows[j].v = _mm256_permute2f128_ps(u[j], u[4 + j], 0x20);
-    rows[4 + j].v = _mm256_permute2f128_ps(u[j], u[4 + j], 0x31);
-  }
-}
 
 #else  // any CPU: GCC's vector extension, four floats (SSE2, NEON, or scalars)
 
@@ -292,8 +246,9 @@ struct Vec {
   friend Vec select_less(Vec a, Vec b, Vec yes, Vec no) { return {a.v < b.v ? yes.v : no.v}; }
 
  private:
-  static float power(float n, int rest) {  // 2^(n/2), the two halves of n rounded apart
-    if (!(n > -300 && n < 300)) n = 0;     // NaN: the caller's other factor carries it
+  // 2^h for one half h of n: rounded down, or the rest.
+  static float power(float n, int rest) {
+    if (!(n > -300 && n < 300)) n = 0;  // NaN: the caller's other factor carries it
     const int whole = static_cast<int>(n), half = whole >> 1;
     const uint32_t bits = static_cast<uint32_t>((rest ? whole - half : half) + 127) << 23;
     float f;
@@ -301,15 +256,6 @@ struct Vec {
     return f;
   }
 };
-
-inline void transpose(Vec* rows) {
-  for (int i = 0; i < Vec::kLanes; ++i)
-    for (int j = 0; j < i; ++j) {
-      const float t = rows[i].v[j];
-      rows[i].v[j] = rows[j].v[i];
-      rows[j].v[i] = t;
-    }
-}
 
 #endif
 
@@ -324,8 +270,22 @@ inline void store_as(DType type, void* p, int64_t i, Vec v, int64_t n) {
   else
     v.store(static_cast<bf16*>(p) + i, n);
 }
+// The address of element i.
 inline const void* offset(DType type, const void* p, int64_t i) {
   return static_cast<const char*>(p) + i * (type == DType::f32 ? 4 : type == DType::bf16 ? 2 : 1);
 }
+
+// Rows of a run-time dtype.
+struct Rows {
+  DType dtype;
+  const void* data;
+  int64_t stride;
+
+  const void* row(int64_t m) const { return offset(dtype, data, m * stride); }
+  // The same rows from row m and column k on.
+  Rows from(int64_t m, int64_t k = 0) const {
+    return {dtype, offset(dtype, data, m * stride + k), stride};
+  }
+};
 
 }  // namespace

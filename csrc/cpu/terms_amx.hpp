@@ -8,6 +8,7 @@
 #pragma once
 #include "amx.hpp"
 #include "scratch.hpp"
+#include "transpose.hpp"
 
 namespace {
 namespace amx_tiles {
@@ -169,18 +170,17 @@ inline void load_terms(DType type, const void* p, int64_t i, int64_t n, __m512i*
   }
 }
 
-// Rows (n, K), n <= 32 of them, as a panel; the missing ones are zero.
+// Rows (n, K), of which the first 32 count, as a panel; the missing ones are zero.
 template <int terms>
-inline void pack_rows(DType type, const void* rows, int64_t stride, int64_t n, int64_t K,
-                      char* panel) {
+inline void pack_rows(const Rows& rows, int64_t n, int64_t K, char* panel) {
   for (int64_t k = 0; k < K; k += kSteps)
     for (int64_t half = 0; half < 2; ++half) {
       Vec part[terms][16];
       for (int64_t i = 0; i < 16; ++i) {
-        __m512i numbers[terms] = {};
+        __m512i elements[terms] = {};
         const int64_t j = half * 16 + i;
-        if (j < n) load_terms<terms>(type, rows, j * stride + k, K - k, numbers);
-        for (int t = 0; t < terms; ++t) part[t][i] = {_mm512_castsi512_ps(numbers[t])};
+        if (j < n) load_terms<terms>(rows.dtype, rows.data, j * rows.stride + k, K - k, elements);
+        for (int t = 0; t < terms; ++t) part[t][i] = {_mm512_castsi512_ps(elements[t])};
       }
       for (int t = 0; t < terms; ++t) {
         char* const tile = panel + (k / kSteps * terms + t) * kPairBytes + half * kTileBytes;
@@ -194,10 +194,9 @@ inline void pack_rows(DType type, const void* rows, int64_t stride, int64_t n, i
 // Panel `panel` of a weight that is not packed.
 inline void convert_panel(const Weights& w, int64_t panel, char* out) {
   const int64_t row = w.first_row + panel * kNR;
-  const void* const from = offset(w.dtype, w.data, row * w.pitch + w.first_step);
-  with_terms(terms_of(w.precision), [&]<int terms>() {
-    pack_rows<terms>(w.dtype, from, w.pitch, w.N - panel * kNR, w.K, out);
-  });
+  const Rows from = Rows{w.dtype, w.data, w.pitch}.from(row, w.first_step);
+  with_terms(terms_of(w.precision),
+             [&]<int terms>() { pack_rows<terms>(from, w.N - panel * kNR, w.K, out); });
 }
 
 inline void pack_panel(const Weights& w, int64_t panel, float*, void* panels) {
@@ -212,17 +211,15 @@ inline Range query_tile(int64_t n, int64_t t) {
   return {t * kTileRows, min(n, (t + 1) * kTileRows)};
 }
 
-// Keys (n, E) as the panel of a product with queries: kNR of them at most.
-inline void pack_keys(DType type, const void* keys, int64_t stride, int64_t n, int64_t E,
-                      Precision p, float* panel) {
-  with_terms(terms_of(p), [&]<int terms>() {
-    pack_rows<terms>(type, keys, stride, n, E, reinterpret_cast<char*>(panel));
-  });
+// Keys (n, E), of which the first kNR count, as the panel that queries are multiplied by.
+inline void pack_keys(const Rows& keys, int64_t n, int64_t E, Precision p, float* panel) {
+  with_terms(terms_of(p),
+             [&]<int terms>() { pack_rows<terms>(keys, n, E, reinterpret_cast<char*>(panel)); });
 }
 
-// Columns of values (n, columns) as the panel of a product with weights: kNR at most.
-inline void pack_values(DType type, const void* values, int64_t stride, int64_t n, int64_t columns,
-                        Precision p, float* panel) {
+// Values (n, columns), of which the first kNR columns count, as the panel that softmax weights are
+// multiplied by.
+inline void pack_values(const Rows& values, int64_t n, int64_t columns, Precision p, float* panel) {
   with_terms(terms_of(p), [&]<int terms>() {
     char* to = reinterpret_cast<char*>(panel);
     for (int64_t j = 0; j < round_up(n, kSteps); j += 2) {
@@ -230,8 +227,8 @@ inline void pack_values(DType type, const void* values, int64_t stride, int64_t 
       for (int64_t e = 0; e < kNR; e += 16) {
         Vec even[terms], odd[terms];
         const auto load = [&](int64_t row) {
-          return row < n && e < columns ? load_as(type, values, row * stride + e, columns - e)
-                                        : Vec::set(0);
+          if (row >= n || e >= columns) return Vec::set(0);
+          return load_as(values.dtype, values.data, row * values.stride + e, columns - e);
         };
         split<terms>(load(j), even);
         split<terms>(load(j + 1), odd);

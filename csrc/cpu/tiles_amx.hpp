@@ -76,12 +76,21 @@ inline void multiply_step(const char* a, const char* b) {
   }
 }
 
-// c (32 or 16 rows, 32) = or += `tiles` tiles of steps of a times a panel; between() runs at each.
+// Tiles of steps of A and of a panel of W, and whether they are walked from the last to the first.
+struct Steps {
+  const char *a, *b;
+  int64_t tiles;
+  bool backwards;
+};
+
+// c (32 or 16 rows, 32) = or += the steps of A times those of a panel; between() runs at each.
 template <int rows, int terms, class Between>
-inline void multiply_tiles(const char* a, const char* b, int64_t tiles, bool backwards, float* c,
-                           int64_t c_stride, bool add, Between& between) {
-  const int64_t bytes = c_stride * 4, below = 16 * c_stride;
-  if (add) {
+inline void multiply_tiles(const Steps& steps, const Result& to, Between& between) {
+  const char *a = steps.a, *b = steps.b;
+  const int64_t tiles = steps.tiles;
+  float* const c = to.c;
+  const int64_t bytes = to.stride * 4, below = 16 * to.stride;
+  if (to.add) {
     tile_load<0>(c, bytes);
     tile_load<1>(c + 16, bytes);
     if constexpr (rows == 2) {
@@ -97,7 +106,7 @@ inline void multiply_tiles(const char* a, const char* b, int64_t tiles, bool bac
     }
   }
   int64_t step = terms * kPairBytes;
-  if (backwards && tiles) {
+  if (steps.backwards && tiles) {
     a += (tiles - 1) * step;
     b += (tiles - 1) * step;
     step = -step;
@@ -121,12 +130,11 @@ inline void multiply_tiles(const char* a, const char* b, int64_t tiles, bool bac
 }
 
 template <int terms, class Between>
-inline void multiply_block(int64_t R, const char* a, const char* b, int64_t tiles, bool backwards,
-                           float* c, int64_t c_stride, bool add, Between& between) {
+inline void multiply_block(int64_t R, const Steps& steps, const Result& to, Between& between) {
   if (R > 16)
-    multiply_tiles<2, terms>(a, b, tiles, backwards, c, c_stride, add, between);
+    multiply_tiles<2, terms>(steps, to, between);
   else
-    multiply_tiles<1, terms>(a, b, tiles, backwards, c, c_stride, add, between);
+    multiply_tiles<1, terms>(steps, to, between);
 }
 
 // Panels of W that will be read soon: into L2, some lines at each step.
@@ -218,8 +226,8 @@ void gemm_terms(const Left& A, Range rows, const Weights& w, Range panels, float
       for (int64_t p = first; p < last; ++p) {
         const bool backwards = (w.first_row / kNR + p) % 2 != 0;
         const int64_t R = min(kTileRows, rows.end - m);
-        multiply_block<terms>(R, A.block(m), b + (p - first) * pitch, tiles, backwards, c, kNR,
-                              false, meanwhile);
+        multiply_block<terms>(R, {A.block(m), b + (p - first) * pitch, tiles, backwards},
+                              {c, kNR, false}, meanwhile);
         meanwhile.finish();
         meanwhile.m = m;
         meanwhile.rows = R;
@@ -242,14 +250,15 @@ void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float*
              [&]<int terms>() { gemm_terms<terms>(A, rows, w, panels, scratch, epilogue); });
 }
 
-// c (R, kNR) = or += the first R <= kTileRows rows of a (R, K) times steps k0 .. k0 + K of a panel.
+// c (R, kNR) = or += the first R <= kTileRows rows of a (R, K) times the steps [steps) of a panel.
 // Whole tiles of c are written.
-inline void multiply_panel(const Left& a, int64_t R, const float* panel, int64_t k0, int64_t K,
-                           float* c, int64_t c_stride, bool add) {
+inline void multiply_panel(const Left& a, int64_t R, const float* panel, Range steps, Result to) {
   const auto nothing = [] {};
+  const int64_t tiles = ceil_div(steps.end - steps.begin, kSteps);
   with_terms(a.terms, [&]<int terms>() {
-    const char* const b = reinterpret_cast<const char*>(panel) + k0 / kSteps * terms * kPairBytes;
-    multiply_block<terms>(R, a.data, b, ceil_div(K, kSteps), false, c, c_stride, add, nothing);
+    const char* const b =
+        reinterpret_cast<const char*>(panel) + steps.begin / kSteps * terms * kPairBytes;
+    multiply_block<terms>(R, {a.data, b, tiles, false}, to, nothing);
   });
 }
 

@@ -1,5 +1,6 @@
 // Tiles of fp32 multiply-adds, for every CPU. Included by gemm.hpp; the loops are in walk.hpp.
 #pragma once
+#include "transpose.hpp"
 #include "walk.hpp"
 
 namespace {
@@ -60,17 +61,17 @@ inline int64_t gemm_scratch(int64_t M, int64_t, Precision) { return kGroup * kNR
 
 constexpr int64_t kFarAhead = 8 * kLine;
 
-// out[k][j] = w[j][k0 + k] for j < kNR, k < K; rows j >= n are zero. w rows are `stride` apart.
-inline void pack_block(DType type, const void* w, int64_t stride, int64_t n, int64_t k0, int64_t K,
-                       float* out) {
+// out[k][j] = w[j][k] for j < kNR, k < K; rows j >= n are zero.
+inline void pack_block(const Rows& w, int64_t n, int64_t K, float* out) {
   constexpr int64_t L = Vec::kLanes;
   for (int64_t j = 0; j < kNR; j += L)
     for (int64_t k = 0; k < K; k += L) {
       Vec rows[L];
       for (int64_t i = 0; i < L; ++i) {
-        const int64_t at = (j + i) * stride + k0 + k;
-        rows[i] = j + i < n ? load_as(type, w, at, K - k) : Vec::set(0);
-        __builtin_prefetch(offset(type, w, at + kFarAhead), 0, 2);  // no stream: rows are far apart
+        const int64_t at = (j + i) * w.stride + k;
+        rows[i] = j + i < n ? load_as(w.dtype, w.data, at, K - k) : Vec::set(0);
+        // The hardware sees no stream: consecutive loads are a row's stride from each other.
+        __builtin_prefetch(offset(w.dtype, w.data, at + kFarAhead), 0, 2);
       }
       transpose(rows);
       for (int64_t i = 0; i < min(L, K - k); ++i) rows[i].store(out + (k + i) * kNR + j);
@@ -87,8 +88,7 @@ inline void convert_panel(const Weights& w, int64_t panel, Range slab, float* ou
   const int64_t K = slab.end - slab.begin, row = w.first_row + panel * kNR;
   const int64_t step = w.first_step + slab.begin;
   if (!w.packed)
-    return pack_block(w.dtype, offset(w.dtype, w.data, row * w.pitch), w.pitch, w.N - panel * kNR,
-                      step, K, out);
+    return pack_block(Rows{w.dtype, w.data, w.pitch}.from(row, step), w.N - panel * kNR, K, out);
   for (int64_t i = 0; i < K * kNR; i += Vec::kLanes)
     load_as(packed_dtype(w.precision), w.data, row * w.pitch + step * kNR + i, Vec::kLanes)
         .store(out + i);
@@ -108,8 +108,8 @@ inline void pack_panel(const Weights& w, int64_t panel, float* scratch, void* pa
 
 // c (R, kNR) = or += a (R, K) b (K, kNR).
 template <int R>
-inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int64_t K, float* c,
-                          int64_t c_stride, bool add, Ahead ahead) {
+inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int64_t K, Result to,
+                          Ahead ahead) {
   Vec acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = Vec::set(0);
@@ -131,14 +131,17 @@ inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int6
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     for (int h = 0; h < 2; ++h) {
-      float* out = c + r * c_stride + h * Vec::kLanes;
-      (add ? Vec::load(out) + acc[r][h] : acc[r][h]).store(out);
+      float* out = to.c + r * to.stride + h * Vec::kLanes;
+      (to.add ? Vec::load(out) + acc[r][h] : acc[r][h]).store(out);
     }
 }
 
-inline void multiply(int64_t rows, const float* a, int64_t a_stride, const float* b, int64_t K,
-                     float* c, int64_t c_stride, bool add, Ahead ahead) {
-  with_rows(rows, [&]<int R>() { multiply_rows<R>(a, a_stride, b, K, c, c_stride, add, ahead); });
+// The same for a number of rows that is known at run time: the tile's.
+inline void multiply(Range tile, const Left& A, int64_t k0, const float* b, int64_t K, Result to,
+                     Ahead ahead) {
+  const float* const a = A.data + tile.begin * A.stride + k0;
+  with_rows(tile.end - tile.begin,
+            [&]<int R>() { multiply_rows<R>(a, A.stride, b, K, to, ahead); });
 }
 
 struct Tiles {
@@ -169,9 +172,8 @@ struct Tiles {
       const float* const next = k0 + kKC < steps.end ? b + kKC * kNR : then;
       for (int64_t t = 0; t < tiles; ++t) {
         const Range tile = even_part(M, t, tiles);
-        const int64_t R = tile.end - tile.begin;
-        const float* const a = A.data + (rows.begin + tile.begin) * A.stride + k0;
-        fma_tiles::multiply(R, a, A.stride, b, K, c + tile.begin * kNR, kNR, k0 > 0,
+        fma_tiles::multiply({rows.begin + tile.begin, rows.begin + tile.end}, A, k0, b, K,
+                            {c + tile.begin * kNR, kNR, k0 > 0},
                             Ahead::share(next, kKC * kNR * 4, t, tiles, kKC / kLine));
       }
     }
@@ -184,30 +186,29 @@ void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float*
   walk<Tiles>(A, rows, w, panels, scratch, epilogue);
 }
 
-// ---- Products inside attention ---------------------------------------------------
+// ---- Matmuls inside attention ----------------------------------------------------
 
 // Tile t of n queries.
 inline Range query_tile(int64_t n, int64_t t) { return even_part(n, t, ceil_div(n, kTileRows)); }
 
-// Keys (n, E) as the panel of a product with queries: kNR of them at most, [e][kNR].
-inline void pack_keys(DType type, const void* keys, int64_t stride, int64_t n, int64_t E, Precision,
-                      float* panel) {
-  pack_block(type, keys, stride, n, 0, E, panel);
+// Keys (n, E), of which the first kNR count, as the panel that queries are multiplied by: [e][kNR].
+inline void pack_keys(const Rows& keys, int64_t n, int64_t E, Precision, float* panel) {
+  pack_block(keys, n, E, panel);
 }
 
-// Columns of values (n, columns) as the panel of a product with weights: kNR at most, [n][kNR].
-inline void pack_values(DType type, const void* values, int64_t stride, int64_t n, int64_t columns,
-                        Precision, float* panel) {
+// Values (n, columns), of which the first kNR columns count, as the panel that softmax weights are
+// multiplied by: [n][kNR].
+inline void pack_values(const Rows& values, int64_t n, int64_t columns, Precision, float* panel) {
   for (int64_t e = 0; e < kNR; e += Vec::kLanes)
     for (int64_t j = 0; j < n; ++j)
-      (e < columns ? load_as(type, values, j * stride + e, columns - e) : Vec::set(0))
+      (e < columns ? load_as(values.dtype, values.data, j * values.stride + e, columns - e)
+                   : Vec::set(0))
           .store(panel + j * kNR + e);
 }
 
-// c (R, kNR) = or += the first R <= kTileRows rows of a (R, K) times steps k0 .. k0 + K of a panel.
-inline void multiply_panel(const Left& a, int64_t R, const float* panel, int64_t k0, int64_t K,
-                           float* c, int64_t c_stride, bool add) {
-  multiply(R, a.data, a.stride, panel + k0 * kNR, K, c, c_stride, add, Ahead{});
+// c (R, kNR) = or += the first R <= kTileRows rows of a (R, K) times the steps [steps) of a panel.
+inline void multiply_panel(const Left& a, int64_t R, const float* panel, Range steps, Result to) {
+  multiply({0, R}, a, 0, panel + steps.begin * kNR, steps.end - steps.begin, to, Ahead{});
 }
 
 }  // namespace fma_tiles

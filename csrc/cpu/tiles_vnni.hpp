@@ -125,15 +125,21 @@ inline __m512i add_pairs(__m512i sum, __m512i x, __m512i y) {
   return sum;
 }
 
+// Rows of A in a block of steps: pairs of integers, and a scale for each row.
+struct BlockOfRows {
+  const int32_t* pairs;
+  const float* scale;
+  int64_t stride;  // of both, in units of four bytes
+};
+
 // c (R, kNR) = or += a (R, 2 * pairs) times a block of W, with both scales.
 template <int R>
-inline void multiply_rows(const int32_t* a, int64_t a_stride, const float* a_scale,
-                          int64_t scale_stride, const char* block, int64_t pairs, float* c,
+inline void multiply_rows(const BlockOfRows& a, const char* block, int64_t pairs, float* c,
                           bool add, Ahead ahead) {
   __m512i acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_si512();
-  TileReader<R> rows(a, a_stride * 4);
+  TileReader<R> rows(a.pairs, a.stride * 4);
   const char* b = block;
   for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
     ahead.fetch();
@@ -156,7 +162,7 @@ inline void multiply_rows(const int32_t* a, int64_t a_stride, const float* a_sca
     for (int h = 0; h < 2; ++h) {
       float* const out = c + r * kNR + h * Vec::kLanes;
       const Vec sum = Vec{_mm512_cvtepi32_ps(acc[r][h])} * scale[h];
-      const Vec by = Vec::set(a_scale[r * scale_stride]);
+      const Vec by = Vec::set(a.scale[r * a.stride]);
       (add ? fma(sum, by, Vec::load(out)) : sum * by).store(out);
     }
 }
@@ -181,10 +187,9 @@ struct Tiles {
       for (int64_t t = 0; t < tiles; ++t) {
         const Range tile = even_part(M, t, tiles);
         const int64_t m = rows.begin + tile.begin, R = tile.end - tile.begin;
-        const int32_t* const a = A.pairs(m, k0);
+        const BlockOfRows a{A.pairs(m, k0), A.scales(m) + k0 / kKC, stride};
         with_rows(R, [&]<int kRows>() {
-          multiply_rows<kRows>(a, stride, A.scales(m) + k0 / kKC, stride, panel, pairs,
-                               c + tile.begin * kNR, k0 > 0,
+          multiply_rows<kRows>(a, panel, pairs, c + tile.begin * kNR, k0 > 0,
                                Ahead::share(next, kBlockBytes, t, tiles, kPairs / kLine));
         });
       }

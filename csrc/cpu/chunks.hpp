@@ -1,0 +1,62 @@
+// The GEMM of a lone operator, kChunkRows rows of A at a time: a team writes the rows of a chunk,
+// then multiplies them. Scratch does not grow with M beyond one chunk.
+#pragma once
+#include "arena.hpp"
+#include "gemm.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+class ChunkedGemm {
+ public:
+  // A (M, K) times w, by so many threads. In place: A is where a GEMM can read it.
+  ChunkedGemm(int threads, int64_t M, const Weights& w, bool in_place = false)
+      : M_(M),
+        w_(w),
+        chunk_(min(M, kChunkRows)),
+        shared_(in_place ? 0 : Left::floats(chunk_, w.K, w.precision)),
+        for_gemm_(gemm_scratch(chunk_, w.K, w.precision)),
+        per_thread_(for_gemm_ + row_stride(w.K)),
+        lease_((shared_ + threads * per_thread_) * sizeof(float)) {}
+
+  // By every thread of the team: write(m, row) makes row m of A, epilogue_at(m0) is the epilogue of
+  // the chunk whose first row is m0. Ends with a sync.
+  template <class Write, class EpilogueAt>
+  void multiply(const Team& team, const Write& write, const EpilogueAt& epilogue_at) const {
+    const Left A = Left::at(lease_.floats(), w_.K, w_.precision);  // (chunk, K)
+    float* const row = scratch(team) + for_gemm_;
+    each_chunk(team, epilogue_at, [&](int64_t m0, int64_t M) {
+      fill(team, A, M, w_.K, row, [&](int64_t m, float* to) { write(m0 + m, to); });
+      return A;
+    });
+  }
+
+  // The same where row m0 of A and those after it are left_at(m0).
+  template <class LeftAt, class EpilogueAt>
+  void multiply_in_place(const Team& team, const LeftAt& left_at,
+                         const EpilogueAt& epilogue_at) const {
+    each_chunk(team, epilogue_at, [&](int64_t m0, int64_t) { return left_at(m0); });
+  }
+
+ private:
+  float* scratch(const Team& team) const {
+    return lease_.floats() + shared_ + team.rank * per_thread_;
+  }
+
+  // left_of(m0, M): the rows of a chunk, ready in all threads.
+  template <class EpilogueAt, class LeftOf>
+  void each_chunk(const Team& team, const EpilogueAt& epilogue_at, const LeftOf& left_of) const {
+    for (int64_t m0 = 0; m0 < M_; m0 += chunk_) {
+      const int64_t M = min(chunk_, M_ - m0);
+      gemm(team, left_of(m0, M), M, w_, scratch(team), epilogue_at(m0));
+      team.sync();
+    }
+  }
+
+  const int64_t M_;
+  const Weights w_;
+  const int64_t chunk_, shared_, for_gemm_, per_thread_;  // rows; floats
+  const vitkern::Lease lease_;
+};
+
+}  // namespace
