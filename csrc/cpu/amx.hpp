@@ -41,8 +41,9 @@ struct TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// All tiles 16 x 64 bytes while it lives. What the thread had configured before (PyTorch's matrix
-// products do, too) is there again afterwards; tile contents are not kept, and nobody expects them.
+// While it lives, all tiles have 16 rows of 64 bytes. Afterwards the thread's earlier configuration
+// is active again: PyTorch's matmuls configure tiles, too. Their contents are not restored; no
+// caller relies on them.
 class TileState {
  public:
   TileState() {

@@ -8,8 +8,8 @@ namespace vitkern {
 // At least `bytes`, 64-byte aligned and in huge pages from 2 MiB on; std::free gives it back.
 void* allocate_pages(size_t bytes);  // throws std::bad_alloc
 
-// A block of at least `bytes`, 64-byte aligned, contents undefined; goes back to the pool when it
-// dies.
+// A block of at least `bytes`, 64-byte aligned, contents undefined. Its destructor gives the block
+// back to the pool.
 class Lease {
  public:
   explicit Lease(size_t bytes);  // throws std::bad_alloc

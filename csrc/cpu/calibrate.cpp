@@ -1,8 +1,9 @@
 // calibrate: how fast this machine multiplies and reads, by loops of this instruction set alone.
 //
-// multiply: c[kRows][3] += a[kRows] * b[3] over numbers in L1, the inner loop of a GEMM without its
-//           memory traffic: 2 flops a lane and multiply-add. By tiles with AMX, where a product of
-//           fp32 is six of bf16 and one of tf32 three; by integers with VNNI.
+// multiply: c[kRows][3] += a[kRows] * b[3] over elements in L1, the inner loop of a GEMM without
+// its
+//           memory traffic: 2 flops for each lane of a multiply-add. By tiles with AMX, where a
+//           fp32 multiply-add takes six in bf16 and a tf32 one three; by integers with VNNI.
 // read:     every thread sums its own part of `data` again and again: the bytes of each pass.
 //
 // The team starts together after a warm pass; each thread counts its work until `seconds` are over
@@ -15,8 +16,8 @@
 namespace {
 
 // Enough sums to hide the latency of a multiply-add (4 cycles, 2 a cycle: 8 sums), and no more than
-// the registers hold beside 3 columns and 1 broadcast: 24 of 32 with AVX-512, 12 of 16 with AVX2; a
-// product apart from its sum takes one more register.
+// the registers hold beside 3 columns and 1 broadcast: 24 of 32 with AVX-512, 12 of 16 with AVX2.
+// Without a fused multiply-add the result of the multiplication takes one more register.
 constexpr int64_t kRows = Vec::kLanes == 16 ? 8 : Vec::kLanes == 8 ? 4 : 3;
 constexpr int64_t kColumns = 3;
 constexpr int64_t kDepth = 128;  // 24 KiB of b and 4 KiB of a with AVX-512: in an L1 of 32 KiB
@@ -48,8 +49,8 @@ struct Factors {
 
 #if !defined(VITKERN_VNNI) && !defined(VITKERN_AMX)
 
-// kPasses passes over the factors, and their flops; the sums are folded into `total`, so that no
-// product is idle.
+// kPasses passes over the factors; returns their flops. The sums go into `total`, so that the
+// compiler leaves no multiply-add out.
 int64_t multiply(const Factors& f, Vec& total) {
   Vec c[kRows][kColumns];
 #pragma GCC unroll 8
@@ -108,16 +109,16 @@ int64_t multiply_pairs(const Factors& f, Vec& total) {
 #elif defined(VITKERN_AMX)
 
 // The same on tiles: c (32, 32) += a (32, 32) * b (32, 32), tiles 0-3 += 4, 5 times 6, 7. Four
-// loads of 8 cycles hide behind four products of 16.
+// loads of 8 cycles hide behind four multiplications of 16.
 constexpr int64_t kTileSteps = 8;  // 16 KiB of a and of b
 
 struct TileFactors {
-  static constexpr int64_t kNumbers = kTileSteps * 4 * kTileBytes / 2;
-  alignas(64) bf16 tiles[kNumbers];
+  static constexpr int64_t kTileElements = kTileSteps * 4 * kTileBytes / 2;
+  alignas(64) bf16 tiles[kTileElements];
 
-  explicit TileFactors(const Factors& f) {  // random numbers: their order does not matter
+  explicit TileFactors(const Factors& f) {  // random elements: their order does not matter
     constexpr int64_t kFrom = kDepth * kColumns * Vec::kLanes;
-    for (int64_t i = 0; i < kNumbers; ++i) Vec::set(f.b[i % kFrom]).store(tiles + i, 1);
+    for (int64_t i = 0; i < kTileElements; ++i) Vec::set(f.b[i % kFrom]).store(tiles + i, 1);
   }
 };
 
@@ -180,8 +181,8 @@ void calibrate(const calibrate_args& a) {
       const Factors factors(static_cast<uint32_t>(2 * team.rank));
 #if defined(VITKERN_AMX)
       const TileFactors tiles(factors);
-      const int terms = terms_of(a.precision), products = terms * (terms + 1) / 2;
-      const auto pass = [&](Vec&) { return multiply_tiles(tiles) / products; };
+      const int terms = terms_of(a.precision), pairs = terms * (terms + 1) / 2;
+      const auto pass = [&](Vec&) { return multiply_tiles(tiles) / pairs; };
 #elif defined(VITKERN_VNNI)
       const auto pass = [&](Vec& total) { return multiply_pairs(factors, total); };
 #else

@@ -46,12 +46,12 @@ void Check::multiple(const char* name, int64_t n, const char* of, int64_t unit) 
 }
 
 int64_t Check::count(const char* name, std::initializer_list<int64_t> sizes) const {
-  int64_t product = 1;
+  int64_t count = 1;
   for (const int64_t size : sizes)
     if (size == 0) return 0;
   for (const int64_t size : sizes)
-    if (__builtin_mul_overflow(product, size, &product) || product > kMostBytes) too_large(name);
-  return product;
+    if (__builtin_mul_overflow(count, size, &count) || count > kMostBytes) too_large(name);
+  return count;
 }
 
 void Check::array(const char* name, const void* data, int64_t element, const Axis* axes,

@@ -21,7 +21,8 @@ class Check {
   void threads(int n) const;
   void size(const char* name, int64_t n, int64_t least = 0) const;
   void multiple(const char* name, int64_t n, const char* of, int64_t unit) const;
-  int64_t count(const char* name, std::initializer_list<int64_t> sizes) const;  // their product
+  // The elements of an array of these sizes.
+  int64_t count(const char* name, std::initializer_list<int64_t> sizes) const;
   void array(const char* name, const void* data, int64_t element, const Axis* axes,
              size_t count) const;
   // (sizes) contiguous, or by strides; null only if it is empty.

@@ -56,7 +56,7 @@ struct IsaRow {
   bool runs_here;
 };
 
-// All sets by their number, which is best first; made once: AMX costs a system call.
+// A row for each Isa, in its order, which is best first. Made once: AMX costs a system call.
 const std::vector<IsaRow>& isa_rows() {
   static const std::vector<IsaRow> rows = [] {
     std::vector<IsaRow> made;

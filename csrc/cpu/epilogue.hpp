@@ -6,7 +6,7 @@
 namespace {
 
 // Rows of a run-time dtype, where an epilogue stores what a caller sees. Left (gemm.hpp) is the
-// other target: what the next product reads.
+// other target: what the next GEMM reads.
 struct Plain {
   DType dtype;
   void* data;
@@ -46,7 +46,8 @@ struct StoreEpilogue {
   }
 };
 
-// A product whose sum is cut into parts: those before the last one are added up in `sums`.
+// For a GEMM whose K is cut into parts: the results of all parts but the last are added up in
+// `sums`; the last one's epilogue adds them.
 struct SumEpilogue {
   float* sums;
   int64_t stride;

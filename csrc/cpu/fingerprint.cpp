@@ -33,7 +33,7 @@ Fingerprint::Fingerprint(const std::vector<WatchedArray>& arrays) {
   const Check check("fingerprint");
   for (const WatchedArray& a : arrays) {
     if (a.element != 2 && a.element != 4) check.refuse("elements must have 2 or 4 bytes");
-    if (a.sizes.size() != a.strides.size()) check.refuse("as many strides as sizes, please");
+    if (a.sizes.size() != a.strides.size()) check.refuse("needs as many strides as sizes");
     std::vector<Axis> axes;
     for (size_t i = 0; i < a.sizes.size(); ++i) axes.push_back({a.sizes[i], a.strides[i]});
     check.array("an array", a.data, a.element, axes.data(), axes.size());

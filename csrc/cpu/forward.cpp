@@ -1,9 +1,8 @@
 // forward: a whole ViT in one call, from pixels to logits, on packed weights.
 //
-// Whole images per thread while there are at least as many as threads: each thread takes a group of
-// images through all layers and meets nobody. What remains (a batch smaller than the threads, the
-// odd image out) is computed by all threads together, columns and heads shared out. Both give the
-// same bits.
+// While there are at least as many images as threads, each thread takes groups of images through
+// all layers without a barrier. The images that remain (fewer than threads) are computed by all
+// threads together, which share columns and heads. Both ways give the same bits.
 #include "arena.hpp"
 #include "flash.hpp"
 #include "gemm.hpp"
@@ -255,7 +254,7 @@ void forward(const forward_args& a) {
   const Image image = image_of(a);
   const int64_t S = a.T + image.patches(), whole = a.B / a.threads * a.threads, rest = a.B - whole;
   const int64_t most = max(1, ceil_div(group_rows(a.precision), max(S, 1)));  // images in a group
-  // As many groups for each thread, the large ones first: no thread has much more to do.
+  // The same number of groups for each thread, the larger groups first: the threads end together.
   const int64_t groups = a.threads * ceil_div(whole / a.threads, most);
   const Sizes alone(a, image, max(1, ceil_div(whole, max(groups, 1))), 1);
   const Sizes together(a, image, max(1, min(most, rest)), a.threads);
@@ -265,7 +264,7 @@ void forward(const forward_args& a) {
   if (!a.B) return;
   const Lease lease(floats * sizeof(float));
   if (whole) {
-    int64_t next = 0;  // first group nobody has taken: a thread that is held up takes fewer
+    int64_t next = 0;  // the first group that is not taken: a thread that is held up takes fewer
     run_team(a.threads, [&](const Team& all) {
       float* const memory = lease.floats() + all.rank * each;
       for (;;) {

@@ -5,8 +5,8 @@
 //
 //   kTileRows, kNR, kMaxRows   rows of A in a tile, columns of a panel, rows of A in L2
 //   Left                       A, in the order that its tiles are read in; operators write its rows
-//   gemm_scratch, gemm_part, packed_bytes, pack_panel     products with weights
-//   panel_floats, pack_keys, pack_values, multiply_panel  products inside attention (head_tiles)
+//   gemm_scratch, gemm_part, packed_bytes, pack_panel     matmuls with weights
+//   panel_floats, pack_keys, pack_values, multiply_panel  matmuls inside attention (head_tiles)
 //   group_rows, row_dtype, hidden_rows, hidden_columns    how the engine and the MLP cut their work
 #pragma once
 #include "parallel.hpp"
@@ -15,14 +15,14 @@ namespace {
 
 using vitkern::Precision;
 
-// A weight (N, K), or a part of one: its columns of C, and its steps of the sum.
+// A weight (N, K), or a part of one: some of its rows, which are columns of C, and some of its K.
 struct Weights {
   Precision precision;
   DType dtype;       // of the data, while it is not packed
   const void* data;  // (rows, pitch) row-major, or the panels of it (pack.cpp)
   int64_t N, K;
   bool packed;
-  const Weights* next = nullptr;  // what is read after these, packed; only AMX fetches it early
+  const Weights* next = nullptr;          // packed, and read after these: AMX prefetches them
   int64_t first_row = 0, first_step = 0;  // of the part: multiples of kNR and of 32
   int64_t pitch = K;
 
@@ -74,8 +74,8 @@ using namespace fma_tiles;
 namespace head_tiles = fma_tiles;
 #endif
 
-// The first M rows of A, K long, shared out: write(m, row) makes row m at the address it is given,
-// which may be `row`, room for K floats of this thread's own. Ends with a sync.
+// Writes the first M rows of A, K elements each; the team shares them. write(m, to) makes row m at
+// `to`, which may be `row`: this thread's room for K floats. Ends with a sync.
 template <class Write>
 void fill(const Team& team, const Left& A, int64_t M, int64_t K, float* row, const Write& write) {
   const Range rows = team.share(M);
@@ -87,7 +87,7 @@ void fill(const Team& team, const Left& A, int64_t M, int64_t K, float* row, con
   team.sync();
 }
 
-// Makes the first M rows, stored in parts by a team that has synced since, ready for a product.
+// Makes the first M rows ready for a GEMM, after a team stored them in parts and synced.
 inline void settle(const Team& team, const Left& A, int64_t M) {
   if constexpr (Left::kSettles) {
     const Range rows = team.share(M);
@@ -96,10 +96,14 @@ inline void settle(const Team& team, const Left& A, int64_t M) {
   }
 }
 
-// The whole product by a team: columns are shared out, or rows where that gives more even shares.
-// While weights must be converted, columns: no thread then converts another's; rows when there are
-// so many that converting is cheap, or too few columns. A must be ready in all threads; no sync at
-// the end.
+// C by a team, which splits either its columns (panels of W) or its rows (tiles of A):
+//
+//   packed weights       whichever gives the slowest thread fewer tiles
+//   weights to convert   columns, so that each panel is converted by one thread only. But rows where
+//                        each thread has at least 2 * kMaxRows, against which converting is cheap,
+//                        or where a thread would have fewer than 4 panels and A has several tiles
+//
+// A must be ready in all threads; no sync at the end.
 template <class Epilogue>
 void gemm(const Team& team, const Left& A, int64_t M, const Weights& w, float* scratch,
           const Epilogue& epilogue) {

@@ -10,8 +10,8 @@ using vitkern::Activation;
 // e^x: x = n ln2 + r, |r| <= ln2 / 2, a polynomial of degree 6 in r (3e-9), then 2^n. NaN stays
 // NaN.
 inline Vec exp(Vec x) {
-  x = lesser(Vec::set(89.0f),
-             greater(Vec::set(-104.0f), x));  // inf and 0 beyond; NaN passes as second operand
+  // Inf and 0 beyond; NaN passes as second operand.
+  x = lesser(Vec::set(89.0f), greater(Vec::set(-104.0f), x));
   const Vec n = nearest(x * Vec::set(1.44269504f));
   Vec r = fma(n, Vec::set(-0.693359375f), x);  // ln2 in two parts, the first exact in 9 bits
   r = fma(n, Vec::set(2.12194440e-4f), r);

@@ -1,4 +1,4 @@
-// The factors of the AMX products: numbers as sums of bf16 terms (bf16 1, tf32 2, fp32 3), in the
+// A and W as AMX multiplies them: each element a sum of bf16 terms (bf16 1, tf32 2, fp32 3), in the
 // order in which tiles are loaded.
 //
 //   A (M, K)  [32 rows][32 steps][term][2 tiles][16 rows][32 steps]
@@ -22,16 +22,16 @@ constexpr int terms_of(Precision p) {
   return p == Precision::bf16 ? 1 : p == Precision::tf32 ? 2 : 3;
 }
 
-// ---- Numbers as sums of bf16 numbers ---------------------------------------------
+// ---- Elements as sums of bf16 terms ----------------------------------------------
 
 inline Vec rounded(Vec x) {  // to bf16, as fp32
   const __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
 }
 
-// x = part[0] + part[1] + ..., exactly with three (from 1e-33 up: bf16 flushes its denormals). A
-// number that is not finite, or rounds to infinity in bf16, goes into the last part, which only
-// meets the other factor's first: a zero part times infinity would be NaN.
+// x = part[0] + part[1] + ..., exactly with three (from 1e-33 up: bf16 flushes its denormals). An
+// element that is not finite, or rounds to infinity in bf16, goes into the last part: that one is
+// only multiplied by the other factor's first part, and a zero part times infinity would be NaN.
 template <int terms>
 inline void split(Vec x, Vec* part) {
   if constexpr (terms == 1) {
@@ -50,7 +50,7 @@ inline void split(Vec x, Vec* part) {
   }
 }
 
-// 32 bf16 numbers of each term: the first sixteen from a, then from b.
+// 32 elements of each term, in bf16: the first sixteen from a, then from b.
 template <int terms>
 inline void split_pair(Vec a, Vec b, __m512i* out) {
   Vec first[terms], second[terms];
@@ -94,7 +94,8 @@ struct Left {
   static Left of_scores(float*, int64_t K, float* memory, Precision p) { return at(memory, K, p); }
 
   const char* block(int64_t m) const { return data + m / kTileRows * panel_bytes(K, terms); }
-  char* at(int64_t m, int64_t k) const {  // of the first term; the others follow, kPairBytes apart
+  // Element (m, k) of the first term; the next terms follow, each after kPairBytes.
+  char* at(int64_t m, int64_t k) const {
     return const_cast<char*>(block(m)) + k / kSteps * terms * kPairBytes + m / 16 % 2 * kTileBytes +
            m % 16 * kTileStride + k % kSteps * 2;
   }
@@ -127,7 +128,7 @@ struct Left {
       n -= some;
     }
   }
-  // Where true, rows that were stored or put in parts must be settled before a product reads them.
+  // Where true, rows that were stored or put in parts must be settled before a GEMM reads them.
   static constexpr bool kSettles = false;
   void settle(int64_t) const {}
 
@@ -158,7 +159,7 @@ inline int64_t packed_bytes(int64_t N, int64_t K, Precision p) {
   return ceil_div(N, kNR) * panel_bytes(K, terms_of(p));
 }
 
-// Numbers i .. i + 32 of an array as terms; n of them are there.
+// Elements i .. i + 32 of an array as terms; those from i + n on are zero.
 template <int terms>
 inline void load_terms(DType type, const void* p, int64_t i, int64_t n, __m512i* out) {
   if (terms == 1 && type == DType::bf16) {

@@ -1,19 +1,19 @@
-// Tiles of the AMX unit: bf16 products, fp32 sums. Included by gemm.hpp.
+// Tiles of the AMX unit: bf16 factors, fp32 accumulators. Included by gemm.hpp.
 //
 //   for each group of panels, about kGroupBytes   W's part stays in L2, the next one is prefetched
 //     for each block of 32 rows of A                in L1 for the group: 48 KiB of bf16 at K = 768
 //       for each panel of 32 columns                  streamed past L1
 //         for each 32 steps of K
 //
-//             B0 B1      tmm6 tmm7        four accumulators, four loads for four products; a panel
-//         A0  C0 C1    4 tmm0 tmm1        with an odd number walks K backwards, so that it starts
-//         A1  C2 C3    5 tmm2 tmm3        with the part of A that L1 still has
+//             B0 B1      tmm6 tmm7        four accumulators, four loads for four multiplications;
+//         A0  C0 C1    4 tmm0 tmm1        odd panels walk K backwards, so that they start with the
+//         A1  C2 C3    5 tmm2 tmm3        part of A that L1 still has
 //
 // The rows of one finished block go through the epilogue inside the next block's K loop, a few at
 // each step: the vector units work while the tile unit does.
 //
-// A number is the sum of up to three bf16 terms (terms_amx.hpp). Products of terms that matter are
-// added, the small ones over all of K before the large one:
+// An element is the sum of up to three bf16 terms (terms_amx.hpp). Of the pairs of terms those that
+// matter are multiplied and added; hi hi, the largest, comes last, after all of K:
 //   bf16   hi hi
 //   tf32   mid hi + hi hi + hi mid
 //   fp32   lo hi + mid hi + mid mid + hi mid + hi lo, then hi hi
@@ -40,10 +40,10 @@ inline int64_t hidden_columns(int64_t F) {
 }
 inline int64_t hidden_rows(int64_t, Precision p, int) { return kMaxRows / terms_of(p) / 32 * 32; }
 
-// ---- Products --------------------------------------------------------------------
+// ---- Multiplication --------------------------------------------------------------
 
-// The products of one tile of steps: C += A[i] B[j] for (i, j) in the order of the header. `rows`
-// is 1 or 2: tiles of rows. Only what differs from the last pair is loaded.
+// C += A[i] B[j] for one tile of steps and one pair of terms (i, j). `rows` is 1 or 2: tiles of
+// rows. A factor that is the same as for the pair before is not loaded again.
 template <int rows, bool load_a, bool load_b>
 inline void multiply_term(const char* a, const char* b) {
   if constexpr (load_b) tile_stream<6>(b);

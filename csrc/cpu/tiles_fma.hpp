@@ -12,7 +12,7 @@ constexpr int64_t kTileRows = kMR;
 
 // Rows of the engine's groups of images: 14 tiles use a weight panel before the next is fetched.
 inline int64_t group_rows(Precision) { return 192; }
-// The engine's rows between products, other than what Left holds: q, k and v.
+// The engine's rows between GEMMs, other than what Left holds: q, k and v.
 inline DType row_dtype(Precision) { return DType::f32; }
 
 // The MLP's chunk of rows: their F-wide hidden rows fill 3 MiB for each thread (252 rows of a
@@ -24,14 +24,14 @@ inline int64_t hidden_rows(int64_t F, Precision, int threads) {
 }
 inline int64_t hidden_columns(int64_t F) { return F; }  // the slabs of the GEMM cut the sum already
 
-// A (M, K): rows of floats, `stride` apart.
+// A (M, K): rows of floats by a stride.
 struct Left {
   float* data;
   int64_t stride;
 
   static Left at(float* memory, int64_t K, Precision) { return {memory, row_stride(K)}; }
   static int64_t floats(int64_t M, int64_t K, Precision) { return M * row_stride(K); }
-  // Rows that a product can read where they are, unless their distance is one row_stride() avoids.
+  // Whether a GEMM reads rows where they are: fp32, with a stride that row_stride() does not avoid.
   static bool reads_in_place(DType dtype, int64_t stride) {
     return dtype == DType::f32 && stride % kAliasing != 0;
   }
@@ -51,7 +51,7 @@ struct Left {
   void put(int64_t m, int64_t k, const float* from, int64_t n) const {
     memcpy(data + m * stride + k, from, n * sizeof(float));
   }
-  // Where true, rows that were stored or put in parts must be settled before a product reads them.
+  // Where true, rows that were stored or put in parts must be settled before a GEMM reads them.
   static constexpr bool kSettles = false;
   void settle(int64_t) const {}
 };
@@ -136,7 +136,7 @@ inline void multiply_rows(const float* a, int64_t a_stride, const float* b, int6
     }
 }
 
-// The same for a number of rows that is known at run time: the tile's.
+// The same for the rows [tile) of A, whose count is known at run time only.
 inline void multiply(Range tile, const Left& A, int64_t k0, const float* b, int64_t K, Result to,
                      Ahead ahead) {
   const float* const a = A.data + tile.begin * A.stride + k0;

@@ -1,14 +1,15 @@
 // Tiles of integer multiply-adds (AVX-512 VNNI) for the engine's bf16 precision: twice the rate of
 // fp32 ones. Included by gemm.hpp; the loops are in walk.hpp.
 //
-// 128 steps of a row, of A or of W, are integers of 13 bits, -4095 .. 4095, times one scale, the
-// block's largest magnitude / 4095. Their products add up exactly: 128 * 4095^2 < 2^31. Each
-// block's sum is then multiplied by both scales and added in fp32.
+// 128 steps of a row, of A or of W, are a block: integers of 13 bits, -4095 .. 4095, times one
+// scale, the block's largest magnitude / 4095. A block's sum is exact in 32 bits, 128 * 4095^2 <
+// 2^31; it is then multiplied by both scales and added in fp32.
 //
-// A bf16 number has an error of 2^-9.5 of itself (rms). These have one of 2^-13.8 of their block's
-// largest number, 2^-12 of the rms of an ordinary block: less, as long as the largest is below 20
-// times the others, or is multiplied by a weight that is not tiny, so that its own error counts.
-// More bits for A and fewer for W (14 and 12) gave twice the error on a trained DeiT.
+// An element in bf16 has an error of 2^-9.5 of itself (rms). Here it has one of 2^-13.8 of its
+// block's largest element, which is 2^-12 of the rms of an ordinary block. That is less than bf16's
+// while the largest element is below 20 times the others; beyond, its own error dominates in either
+// format, unless the weight it is multiplied by is tiny. More bits for A and fewer for W (14 and
+// 12) gave twice the error on a trained DeiT.
 //
 // A (M, K)  [row]: [K integers][a scale for each block][K floats: the row before it is settled]
 // W (N, K)  [32 columns][block]: [64 pairs of steps][32 columns][2 integers], then [32 scales]
@@ -108,11 +109,11 @@ inline void pack_panel(const Weights& w, int64_t panel, float*, void* panels) {
     memset(block, 0, kBlockBytes);
     for (int64_t j = 0; j < min(kNR, w.N - panel * kNR); ++j) {
       int16_t row[kKC] = {};
-      float numbers[kKC];
+      float elements[kKC];
       const int64_t at = (panel * kNR + j) * w.K + k0;
       for (int64_t k = 0; k < K; k += Vec::kLanes)
-        load_as(w.dtype, w.data, at + k, K - k).store(numbers + k);
-      scales[j] = quantise(numbers, K, row);
+        load_as(w.dtype, w.data, at + k, K - k).store(elements + k);
+      scales[j] = quantise(elements, K, row);
       for (int64_t k = 0; k < K; ++k) integers[(k / 2 * kNR + j) * 2 + k % 2] = row[k];
     }
   }

@@ -10,12 +10,15 @@
 //        k ->            kNR
 //   A  [ kMR rows ]  x  [ W ]   kMR * kNR / lanes accumulators + kNR / lanes of W + 1 broadcast
 //
-// Tiles are of even height (even_part), 197 rows are 2 of 14 and 13 of 13: a tile of one row would
-// take 4 / 14 of the time of a whole one. C waits in scratch from slab to slab; after the last one
-// its rows go through the epilogue. Each tile prefetches a part of the next block of W into L2:
-// without, 12 % of the time is spent waiting for it. A's next tile is left to the hardware: asking
-// for it costs 5 %. Sums over blocks of kKC, not over all of K, also keep the rounding error low. A
-// result depends on its own row of A and column of W only: not on M, its tile or its thread.
+// Rows are cut into tiles of almost equal height (even_part): 197 rows with kMR = 14 make 2 tiles
+// of 14 rows and 13 tiles of 13. Fourteen full tiles and one of a single row would be slower: that
+// one row takes 4 / 14 of the time of a full tile.
+//
+// Between slabs the sums of C stay in scratch; after the last slab its rows go through the
+// epilogue. Each tile prefetches a part of the next block of W into L2: without that, 12 % of the
+// time is spent waiting for it. The next tile of A is left to the hardware: a prefetch of it costs
+// 5 %. Sums over blocks of kKC, not over all of K, also keep the rounding error low. A result
+// depends on its own row of A and column of W only: not on M, its tile or its thread.
 #pragma once
 #include "scratch.hpp"
 

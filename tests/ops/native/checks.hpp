@@ -1,4 +1,4 @@
-// What the native tests share: counts, numbers in exact buffers, one case of the matrix.
+// What the native tests share: counts, arrays in exact buffers, one case of the matrix.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -23,7 +23,7 @@ inline void expect(bool good, const std::string& what) {
   std::printf("FAILED %s\n", what.c_str());
 }
 
-struct Random {  // a linear congruential generator: the same numbers everywhere
+struct Random {  // a linear congruential generator: the same elements everywhere
   uint32_t state = 1;
   float operator()() {
     state = state * 1664525u + 1013904223u;
@@ -39,7 +39,7 @@ inline float to_float(uint16_t bits) {
   return f;
 }
 
-// Numbers in a run-time dtype, in a heap block of exactly their size.
+// Elements of a run-time dtype, in a heap block of exactly their size.
 struct Array {
   DType dtype;
   std::vector<float> f;
@@ -77,7 +77,7 @@ struct Case {
   }
 };
 
-// native_engine_test.cpp
+// engine_test.cpp
 void test_engine(const Case& c, int64_t B);
 void test_refusals(const Case& c);
 void test_fingerprint();

@@ -1,14 +1,15 @@
 // The engine and what it refuses, without Python: on exact buffers a bad call that were let through
 // would be a report of ASan or UBSan.
+#include "cpu/engine.hpp"
+
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <stdexcept>
 #include <utility>
 
-#include "cpu/engine.hpp"
-#include "cpu/fingerprint.hpp"
 #include "checks.hpp"
+#include "cpu/fingerprint.hpp"
 
 using namespace vitkern;
 
@@ -18,7 +19,7 @@ namespace {
 constexpr int64_t C = 3, p = 4, Y = 12, X = 8, D = 30, H = 3, F = 50, T = 2, kClasses = 7,
                   kDepth = 2, kPatches = Y / p * (X / p), S = T + kPatches;
 
-constexpr float kNumbers[4] = {1, 2, 3, 4};
+constexpr float kElements[4] = {1, 2, 3, 4};
 
 EngineConfig config(const Case& c) {
   return {C, p, p, D, H, F, kDepth, 1e-6f, Activation::gelu, c.precision()};
@@ -112,7 +113,7 @@ void refused_inputs(const Case& c, const Engine& engine) {
       {"image", [](EngineInput& in) { in.image = nullptr; }},
       {"prefix", [](EngineInput& in) { in.prefix = nullptr; }},
       {"y", [](EngineInput& in) { in.y = nullptr; }},
-      {"mean", [](EngineInput& in) { in.mean = kNumbers; }},
+      {"mean", [](EngineInput& in) { in.mean = kElements; }},
       {"one bias", [](EngineInput& in) { in.biases.pop_back(); }},
       {"null bias", [](EngineInput& in) { in.biases[1] = nullptr; }},
   };
@@ -134,18 +135,18 @@ void refused_weights(const Case& c) {
     });
     refused(c, "a forward after that", [&] { engine.forward(Buffers(1).input(c, 1)); });
   };
-  with("an unknown vector", [](Engine& e) { e.set_vector("head.gain", kNumbers, 4); });
+  with("an unknown vector", [](Engine& e) { e.set_vector("head.gain", kElements, 4); });
   with("an unknown matrix",
-       [](Engine& e) { e.set_matrix("head.bias", DType::f32, kNumbers, 1, 4); });
-  with("a short bias", [](Engine& e) { e.set_vector("blocks.1.mlp.fc2.bias", kNumbers, 4); });
-  with("half a norm", [](Engine& e) { e.set_vector("fc_norm.bias", kNumbers, 4); });
+       [](Engine& e) { e.set_matrix("head.bias", DType::f32, kElements, 1, 4); });
+  with("a short bias", [](Engine& e) { e.set_vector("blocks.1.mlp.fc2.bias", kElements, 4); });
+  with("half a norm", [](Engine& e) { e.set_vector("fc_norm.bias", kElements, 4); });
   with("a null vector", [](Engine& e) { e.set_vector("head.bias", nullptr, 4); });
-  with("a negative vector", [](Engine& e) { e.set_vector("head.bias", kNumbers, -1); });
+  with("a negative vector", [](Engine& e) { e.set_vector("head.bias", kElements, -1); });
   with("a null matrix", [](Engine& e) { e.set_matrix("head.weight", DType::f32, nullptr, 1, 4); });
   with("a negative matrix",
-       [](Engine& e) { e.set_matrix("head.weight", DType::f32, kNumbers, -1, 4); });
+       [](Engine& e) { e.set_matrix("head.weight", DType::f32, kElements, -1, 4); });
   with("a matrix of bytes",
-       [](Engine& e) { e.set_matrix("head.weight", DType::u8, kNumbers, 1, 4); });
+       [](Engine& e) { e.set_matrix("head.weight", DType::u8, kElements, 1, 4); });
 }
 
 }  // namespace
@@ -178,9 +179,9 @@ void test_refusals(const Case& c) {
   engine.finish();
   engine.forward(in);
   const std::vector<float> before = buffers.y.f;
-  refused(c, "a vector after finish", [&] { engine.set_vector("head.bias", kNumbers, 1); });
+  refused(c, "a vector after finish", [&] { engine.set_vector("head.bias", kElements, 1); });
   refused(c, "a matrix after finish",
-          [&] { engine.set_matrix("head.weight", DType::f32, kNumbers, 1, 1); });
+          [&] { engine.set_matrix("head.weight", DType::f32, kElements, 1, 1); });
   refused(c, "a second finish", [&] { engine.finish(); });
   refused_inputs(c, engine);
   refused_weights(c);
@@ -210,14 +211,14 @@ void test_fingerprint() {
                              {row.data() + 6, 4, {1, 1}, {999, 999}},
                              {nullptr, 4, {0}, {1}}});
   expect(watched.matches(), "fingerprint: nothing was written");
-  const auto sees = [&](auto& numbers, const auto& write, const char* what) {
-    const auto before = numbers;
-    for (auto& x : numbers) x = write(x);
+  const auto sees = [&](auto& elements, const auto& write, const char* what) {
+    const auto before = elements;
+    for (auto& x : elements) x = write(x);
     expect(!watched.matches(), std::string("fingerprint: ") + what);
-    std::copy(before.begin(), before.end(), numbers.begin());  // in place: addresses are kept
+    std::copy(before.begin(), before.end(), elements.begin());  // in place: addresses are kept
     expect(watched.matches(), std::string("fingerprint: back from ") + what);
   };
-  sees(matrix, [](float x) { return 2 * x; }, "a scale of nearly zero numbers");
+  sees(matrix, [](float x) { return 2 * x; }, "a scale of elements that are nearly all zero");
   sees(row, [](float x) { return -x; }, "a change of sign");
   sees(narrow, [](uint16_t x) { return static_cast<uint16_t>(x + 1); }, "the last bit");
 }

@@ -1,10 +1,9 @@
 // The CPU kernels without Python, for ASan and UBSan: every instruction set, both storage types,
 // odd sizes, and buffers of exactly the size a kernel may touch. The sums are compared with plain
 // loops in double.
-#include "checks.hpp"
-
 #include <cmath>
 
+#include "checks.hpp"
 #include "cpu/arena.hpp"
 
 using namespace vitkern;
@@ -40,7 +39,7 @@ Doubles normalised(const Array& x, const Array& w, const Array& b, int64_t M, in
 }
 
 template <class X>
-Doubles product(const X& x, const Array& w, const Array& bias, int64_t M, int64_t N, int64_t K) {
+Doubles matmul(const X& x, const Array& w, const Array& bias, int64_t M, int64_t N, int64_t K) {
   Doubles y(M * N);
   for (int64_t m = 0; m < M; ++m)
     for (int64_t n = 0; n < N; ++n) {
@@ -69,7 +68,7 @@ void test_norm_linear(const Case& c, int64_t M, int64_t K, int64_t N) {
   norm_linear(
       c.isa, {c.threads, c.dtype, c.dtype, x.data(), nw.f.data(), nb.f.data(), w.data(), b.f.data(),
               y.data(), stats.f.data(), pre.data(), M, K, N, K, 1e-6f, Activation::gelu});
-  Doubles want = product(normalised(x, nw, nb, M, K, 1e-6), w, b, M, N, K);
+  Doubles want = matmul(normalised(x, nw, nb, M, K, 1e-6), w, b, M, N, K);
   check(c.name("norm_linear pre"), pre, want);
   for (double& v : want) v = gelu(v);
   check(c.name("norm_linear"), y, want);
@@ -81,7 +80,7 @@ void test_linear_residual(const Case& c, int64_t B, int64_t S, int64_t K, int64_
   Array y(c.dtype, M * N, false);
   linear_residual(c.isa, {c.threads, c.dtype, c.dtype, c.dtype, x.data(), w.data(), b.f.data(),
                           r.data(), g.f.data(), y.data(), B, S, K, N, K, N, kOff, kOff});
-  Doubles want = product(x, w, b, M, N, K);
+  Doubles want = matmul(x, w, b, M, N, K);
   for (int64_t i = 0; i < M * N; ++i) want[i] = r[i] + g[i % N] * want[i];
   check(c.name("linear_residual"), y, want);
 }
@@ -115,9 +114,9 @@ void test_mlp(const Case& c, int64_t B, int64_t S, int64_t D, int64_t F) {
               Activation::gelu,
               kOff,
               kOff});
-  Doubles hidden = product(normalised(x, nw, nb, M, D, 1e-6), w1, b1, M, F, D);
+  Doubles hidden = matmul(normalised(x, nw, nb, M, D, 1e-6), w1, b1, M, F, D);
   for (double& v : hidden) v = gelu(v);
-  Doubles want = product(hidden, w2, b2, M, D, F);
+  Doubles want = matmul(hidden, w2, b2, M, D, F);
   for (int64_t i = 0; i < M * D; ++i) want[i] = x[i] + g[i % D] * want[i];
   check(c.name("mlp"), y, want);
 }
