@@ -99,7 +99,8 @@ inline void settle(const Team& team, const Left& A, int64_t M) {
 // C by a team, which splits either its columns (panels of W) or its rows (tiles of A):
 //
 //   packed weights       whichever gives the slowest thread fewer tiles
-//   weights to convert   columns, so that each panel is converted by one thread only. But rows where
+//   weights to convert   columns, so that each panel is converted by one thread only. But rows
+//   where
 //                        each thread has at least 2 * kMaxRows, against which converting is cheap,
 //                        or where a thread would have fewer than 4 panels and A has several tiles
 //

@@ -126,22 +126,28 @@ inline __m512i add_pairs(__m512i sum, __m512i x, __m512i y) {
   return sum;
 }
 
-// Rows of A in a block of steps: pairs of integers, and a scale for each row.
-struct BlockOfRows {
-  const int32_t* pairs;
-  const float* scale;
-  int64_t stride;  // of both, in units of four bytes
+// c (R, kNR) = or += a (R, 2 * pairs) times a block of W, with both scales.
+struct Tile {
+  const int32_t* a;      // pairs of integers
+  const float* a_scale;  // of each row
+  int64_t a_stride;      // of both, in units of four bytes
+  const char* block;
+  int64_t pairs;
+  float* c;
+  bool add;
+  Ahead ahead;
 };
 
-// c (R, kNR) = or += a (R, 2 * pairs) times a block of W, with both scales.
+// As fma_tiles::multiply_rows.
 template <int R>
-inline void multiply_rows(const BlockOfRows& a, const char* block, int64_t pairs, float* c,
-                          bool add, Ahead ahead) {
+[[gnu::noinline]] void multiply_rows(const Tile& tile) {
+  const int64_t pairs = tile.pairs;
+  Ahead ahead = tile.ahead;
   __m512i acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_si512();
-  TileReader<R> rows(a.pairs, a.stride * 4);
-  const char* b = block;
+  TileReader<R> rows(tile.a, tile.a_stride * 4);
+  const char* b = tile.block;
   for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
     ahead.fetch();
     for (int64_t left = min(kLine, pairs - k0); left > 0; --left) {
@@ -156,15 +162,15 @@ inline void multiply_rows(const BlockOfRows& a, const char* block, int64_t pairs
       b += 128;
     }
   }
-  const float* const scales = reinterpret_cast<const float*>(block + kKC * kNR * 2);
+  const float* const scales = reinterpret_cast<const float*>(tile.block + kKC * kNR * 2);
   const Vec scale[2] = {Vec::load(scales), Vec::load(scales + Vec::kLanes)};
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     for (int h = 0; h < 2; ++h) {
-      float* const out = c + r * kNR + h * Vec::kLanes;
+      float* const out = tile.c + r * kNR + h * Vec::kLanes;
       const Vec sum = Vec{_mm512_cvtepi32_ps(acc[r][h])} * scale[h];
-      const Vec by = Vec::set(a.scale[r * a.stride]);
-      (add ? fma(sum, by, Vec::load(out)) : sum * by).store(out);
+      const Vec by = Vec::set(tile.a_scale[r * tile.a_stride]);
+      (tile.add ? fma(sum, by, Vec::load(out)) : sum * by).store(out);
     }
 }
 
@@ -188,11 +194,15 @@ struct Tiles {
       for (int64_t t = 0; t < tiles; ++t) {
         const Range tile = even_part(M, t, tiles);
         const int64_t m = rows.begin + tile.begin, R = tile.end - tile.begin;
-        const BlockOfRows a{A.pairs(m, k0), A.scales(m) + k0 / kKC, stride};
-        with_rows(R, [&]<int kRows>() {
-          multiply_rows<kRows>(a, panel, pairs, c + tile.begin * kNR, k0 > 0,
-                               Ahead::share(next, kBlockBytes, t, tiles, kPairs / kLine));
-        });
+        const Tile work{.a = A.pairs(m, k0),
+                        .a_scale = A.scales(m) + k0 / kKC,
+                        .a_stride = stride,
+                        .block = panel,
+                        .pairs = pairs,
+                        .c = c + tile.begin * kNR,
+                        .add = k0 > 0,
+                        .ahead = Ahead::share(next, kBlockBytes, t, tiles, kPairs / kLine)};
+        with_rows(R, [&]<int kRows>() { multiply_rows<kRows>(work); });
       }
     }
   }

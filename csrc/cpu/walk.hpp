@@ -85,8 +85,11 @@ struct TileReader {
   int64_t s, s3;
 
   TileReader(const void* first, int64_t stride) : s(stride), s3(3 * stride) {
-    for (int i = 0; i < kPointers; ++i)
+#pragma GCC unroll 4
+    for (int i = 0; i < kPointers; ++i) {
       p[i] = static_cast<const char*>(first) + static_cast<int64_t>(4 * i) * stride;
+      asm("" : "+r"(p[i]));  // each in a register of its own: GCC would compute them as a vector
+    }
     asm("" : "+r"(s), "+r"(s3));  // the compiler must not make other multiples of them
   }
   const char* row(int r) const {
