@@ -18,7 +18,7 @@ NATIVE_SOURCES = $(shell find csrc -type f) CMakeLists.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-full test-portable test-cpus bench fuzz soak ptx-check gpu-check
-.PHONY: lint format native-test wheel sdist docs clean
+.PHONY: lint format native-test arm-test wheel sdist docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,15 @@ format: $(VENV)/installed ## ruff and clang-format, rewriting files
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+ARM_TOOLS := aarch64-linux-gnu-g++ qemu-aarch64
+
+arm-test: $(VENV)/tools ## the portable kernels on 64-bit ARM: cross-compiled, run under qemu
+	@for tool in $(ARM_TOOLS); do command -v $$tool > /dev/null || \
+	  { echo "$$tool is missing: apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }; done
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S . -B build/arm -G Ninja -DVITKERN_NATIVE_TEST=ON \
+	  -DVITKERN_SANITIZE=OFF -DVITKERN_WERROR=ON -DCMAKE_TOOLCHAIN_FILE=tests/ops/native/aarch64.cmake
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build build/arm --target run_native_test
 
 native-test: $(VENV)/installed ## the kernels without Python, under ASan and UBSan
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake -S . -B build/native -G Ninja \

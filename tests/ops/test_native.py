@@ -25,13 +25,17 @@ def run(*command):
     return done.stdout
 
 
-def run_native(target, folder, isas):
-    """The lines that a target says under ASan and UBSan; its folder is kept for the next run."""
+def build_native(target, folder, *options):
+    """The program, in a folder that is kept for the next run."""
     build = ROOT / "build" / folder
-    options = ["-DVITKERN_NATIVE_TEST=ON", f"-DVITKERN_ISAS={';'.join(isas)}"]
-    run("cmake", "-S", ROOT, "-B", build, "-G", "Ninja", *options)
+    run("cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DVITKERN_NATIVE_TEST=ON", *options)
     run("cmake", "--build", build, "--target", target)
-    return run(build / target).strip().splitlines()
+    return build / target
+
+
+def run_native(target, folder, isas):
+    """The lines that a target says under ASan and UBSan."""
+    return run(build_native(target, folder, f"-DVITKERN_ISAS={';'.join(isas)}")).splitlines()
 
 
 def counted(summary):
@@ -52,6 +56,21 @@ def test_kernels_are_clean_under_sanitizers(isas):
     assert counts.keys() == set(isas)
     assert min(counts.values()) == max(counts.values()) > 400
     assert passed >= sum(counts.values()) and failed == 0
+
+
+@pytest.mark.full
+@pytest.mark.skipif(
+    not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")),
+    reason="needs Debian's g++-aarch64-linux-gnu and qemu-user",
+)
+def test_portable_kernels_are_right_on_arm():
+    """Cross-compiled, and run by an emulator: no sanitizers there. Warnings are errors."""
+    toolchain = ROOT / "tests" / "ops" / "native" / "aarch64.cmake"
+    options = [f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", "-DVITKERN_SANITIZE=OFF"]
+    program = build_native("native_test", "arm", *options, "-DVITKERN_WERROR=ON")
+    only, summary = run("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", program).splitlines()
+    passed, failed = counted(summary)
+    assert only.startswith("portable: ") and passed > 400 and failed == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in driver needs Linux")
