@@ -140,7 +140,7 @@ std::vector<Feature> cpu_features() {
   const Leaf seven = cpuid(7, 0);
   return {{"avx2", __builtin_cpu_supports("avx2") != 0},
           {"fma", __builtin_cpu_supports("fma") != 0},
-          {"f16c", __builtin_cpu_supports("f16c") != 0},
+          {"f16c", (cpuid(1, 0).c >> 29 & 1) != 0},  // older Clangs do not know its name
           {"bmi2", __builtin_cpu_supports("bmi2") != 0},
           {"avx512f", __builtin_cpu_supports("avx512f") != 0},
           {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
