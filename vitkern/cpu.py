@@ -8,6 +8,9 @@ anything else is copied first. Sizes were checked and results allocated by the c
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import overload
+
 import torch
 from torch import Tensor
 
@@ -18,6 +21,10 @@ IMAGE_DTYPES = {**DTYPES, torch.uint8: _C.DType.u8}
 ACTIVATIONS = {name: getattr(_C.Activation, name) for name in _C.Activation.__members__}
 PRECISIONS = {name: getattr(_C.Precision, name) for name in _C.Precision.__members__}
 _OFF = (0, 0, 1.0)
+
+Sizes = Mapping[str, int]  # axis letters
+Results = Sequence[Tensor]
+Maybe = Tensor | None
 
 
 def isas() -> list[str]:
@@ -40,7 +47,13 @@ def _rows(t: Tensor) -> tuple[Tensor, int]:
     return flat, flat.stride(0)
 
 
-def vector(t: Tensor | None) -> Tensor | None:
+@overload
+def vector(t: Tensor) -> Tensor: ...
+@overload
+def vector(t: None) -> None: ...
+@overload
+def vector(t: Maybe) -> Maybe: ...
+def vector(t: Maybe) -> Maybe:
     """t in contiguous fp32, itself when it is that already."""
     if t is None or (t.dtype is torch.float32 and t.is_contiguous()):
         return t
@@ -59,7 +72,10 @@ def _dropout(p: float, seed: Tensor | None) -> tuple[int, int, float]:
     return int(seed.item()) & (2**64 - 1), round(p * 2**24), 1 / (1 - p) if p < 1 else 0.0
 
 
-def layernorm(n, results, x, weight, bias, eps, save, isa="") -> None:
+def layernorm(
+    n: Sizes, results: Results, x: Tensor, weight: Maybe, bias: Maybe, eps: float, save: bool,
+    isa: str = "",
+) -> None:  # fmt: skip
     x, x_stride = _rows(x)
     weight, bias = vector(weight), vector(bias)
     _C.layernorm(
@@ -70,8 +86,9 @@ def layernorm(n, results, x, weight, bias, eps, save, isa="") -> None:
 
 
 def norm_linear(
-    n, results, x, norm_weight, norm_bias, weight, bias, activation, eps, save, isa=""
-) -> None:
+    n: Sizes, results: Results, x: Tensor, norm_weight: Maybe, norm_bias: Maybe, weight: Tensor,
+    bias: Maybe, activation: str, eps: float, save: bool, isa: str = "",
+) -> None:  # fmt: skip
     x, x_stride = _rows(x)
     weight = weight.contiguous()
     norm_weight, norm_bias, bias = vector(norm_weight), vector(norm_bias), vector(bias)
@@ -85,7 +102,10 @@ def norm_linear(
     )  # fmt: skip
 
 
-def attention(n, results, qkv, bias, scale, dropout_p, seed, offsets, save, isa="") -> None:
+def attention(
+    n: Sizes, results: Results, qkv: Tensor, bias: Maybe, scale: float, dropout_p: float,
+    seed: Maybe, offsets: Maybe, save: bool, isa: str = "",
+) -> None:  # fmt: skip
     if qkv.stride(4) != 1 and n["E"] > 1:
         qkv = qkv.contiguous()
     sequences = 1
@@ -120,8 +140,9 @@ def attention(n, results, qkv, bias, scale, dropout_p, seed, offsets, save, isa=
 
 
 def linear_residual(
-    n, results, x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed, isa=""
-) -> None:
+    n: Sizes, results: Results, x: Tensor, weight: Tensor, bias: Maybe, residual: Tensor,
+    gamma: Maybe, dropout_p: float, drop_path_p: float, seed: Maybe, isa: str = "",
+) -> None:  # fmt: skip
     (x, x_stride), (residual, residual_stride) = _rows(x), _rows(residual)
     weight, bias, gamma = weight.contiguous(), vector(bias), vector(gamma)
     _C.linear_residual(
@@ -134,8 +155,10 @@ def linear_residual(
 
 
 def mlp(
-    n, results, x, norm_weight, norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias, gamma,
-    activation, eps, dropout_p, drop_path_p, seed, save, isa="",
+    n: Sizes, results: Results, x: Tensor, norm_weight: Maybe, norm_bias: Maybe,
+    fc1_weight: Tensor, fc1_bias: Maybe, fc2_weight: Tensor, fc2_bias: Maybe, gamma: Maybe,
+    activation: str, eps: float, dropout_p: float, drop_path_p: float, seed: Maybe, save: bool,
+    isa: str = "",
 ) -> None:  # fmt: skip
     x, x_stride = _rows(x)
     if fc2_weight.dtype != fc1_weight.dtype:
@@ -160,8 +183,9 @@ def mlp(
 
 
 def patch_embed(
-    n, results, image, weight, bias, prefix, position, mean, std, dropout_p, seed, isa=""
-) -> None:
+    n: Sizes, results: Results, image: Tensor, weight: Tensor, bias: Maybe, prefix: Maybe,
+    position: Maybe, mean: Maybe, std: Maybe, dropout_p: float, seed: Maybe, isa: str = "",
+) -> None:  # fmt: skip
     weight = weight.contiguous()
     vectors = {"bias": bias, "prefix": prefix, "position": position, "mean": mean, "std": std}
     vectors = {name: vector(t) for name, t in vectors.items()}

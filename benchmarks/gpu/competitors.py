@@ -115,7 +115,7 @@ def operator(case: Case, device: Device, selection: Selection) -> Contest:
         inputs[name].requires_grad_()
     plain, saving = (spec.arguments(inputs, save) for save in (False, trains))
     native = spec.torch_op()
-    (shape, kind), *_ = spec.op.plan(dict(zip(spec.op.arguments, plain, strict=True))).results
+    (shape, kind), *_ = spec.op.call_shape(dict(zip(spec.op.arguments, plain, strict=True))).results
     grad = torch.randn(shape, device=device.device).to(kind) if trains else None
 
     def call(function: Callable, arguments: list) -> Callable[[], object]:

@@ -138,10 +138,10 @@ def test_drops_what_the_reference_drops(D, p):
     inputs = PLAIN.make_inputs({**ODD, "D": D}, FP32) | {"seed": torch.tensor([2**61 + 12345])}
     args = PLAIN.arguments(inputs)
     args[PLAIN.op.arguments.index("dropout_p")] = p
-    plan = PLAIN.op.plan(dict(zip(PLAIN.op.arguments, args, strict=True)))
-    results = plan.allocate(args[0])
+    shape = PLAIN.op.call_shape(dict(zip(PLAIN.op.arguments, args, strict=True)))
+    results = shape.allocate(args[0])
     with contract.gpu("fp32"):
-        patch_embed.forward(plan.sizes, results, *args)
+        patch_embed.forward(shape.sizes, results, *args)
     kept = philox.dropout_mask(inputs["seed"], p, tuple(results[0].shape))
     assert torch.equal(results[0] != 0, kept)
 
@@ -181,7 +181,7 @@ def test_moments_are_those_of_the_rows(axes, dtype):
     rstd = (rows.var(1, correction=0) + 1e-6).rsqrt()
     torch.testing.assert_close(stats[:, 0].double(), rows.mean(1), rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(stats[:, 1].double(), rstd, rtol=1e-5, atol=0)
-    plain = PLAIN.op.plan(dict(zip(PLAIN.op.arguments, args, strict=True))).allocate(args[0])
+    plain = PLAIN.op.call_shape(dict(zip(PLAIN.op.arguments, args, strict=True))).allocate(args[0])
     with contract.gpu("fp32"):
         patch_embed.forward(n, plain, *args)
     assert torch.equal(plain[0], y)

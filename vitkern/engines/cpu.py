@@ -60,7 +60,7 @@ class CpuEngine(Engine):
         if name.startswith(_HEAD) and not self._whole_head:
             return
         if parameter.ndim == 1:
-            vector = parameter.to(torch.float32).contiguous()
+            vector = cpu.vector(parameter)
             self._native.set_vector(name, vector.data_ptr(), vector.numel())
         else:
             matrix = parameter.flatten(1).contiguous()
