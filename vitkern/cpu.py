@@ -14,7 +14,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from . import _C
+from . import _C, philox
 
 DTYPES = {torch.float32: _C.DType.f32, torch.bfloat16: _C.DType.bf16}
 IMAGE_DTYPES = {**DTYPES, torch.uint8: _C.DType.u8}
@@ -69,7 +69,8 @@ def _dropout(p: float, seed: Tensor | None) -> tuple[int, int, float]:
     """(seed, threshold, scale) of csrc/cpu/kernels.hpp's Dropout."""
     if not p:
         return _OFF
-    return int(seed.item()) & (2**64 - 1), round(p * 2**24), 1 / (1 - p) if p < 1 else 0.0
+    key = int(philox.given(seed).item()) & (2**64 - 1)
+    return key, philox.threshold(p), philox.scale(p)
 
 
 def layernorm(

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import ops, positions
+from . import ops, philox, positions
 from .config import ViTConfig
-from .ops import philox
 
 
 def draw_seeds(count: int, device: torch.device) -> Tensor:

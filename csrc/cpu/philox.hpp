@@ -1,5 +1,5 @@
 // Dropout as a pure function of (seed, stream, element index): Philox-4x32-10, as in
-// vitkern/ops/philox.py.
+// vitkern/philox.py.
 #pragma once
 #include <cstdint>
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitkern.ops  # noqa: F401  (fills the registry)
-from vitkern.ops import philox
+from vitkern import philox
 from vitkern.registry import LAYOUTS, REGISTRY
 
 pytest.importorskip("triton")

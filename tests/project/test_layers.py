@@ -28,9 +28,9 @@ MAY_IMPORT = {
     "summary": "config",
     "dispatch": "engines gpu.runtime cpu config precision",
     "engines": "layers positions config registry precision gpu.runtime gpu cpu _C",
-    "layers": "ops positions config",
+    "layers": "ops positions config philox",
     "weights": "positions config",
-    "ops": "registry",
+    "ops": "registry philox",
     "image_files": "",
     "positions": "config",
     "config": "",
@@ -40,8 +40,9 @@ MAY_IMPORT = {
     "gpu.aot": "gpu.aot.folder gpu",
     "gpu.runtime": "gpu.aot.folder gpu _C",
     "gpu.aot.folder": "",
-    "gpu": "",
-    "cpu": "_C",
+    "gpu": "philox",
+    "cpu": "philox _C",
+    "philox": "",
     "_C": "",
 }
 # Imports that point upwards all the same, inside functions, each with its reason.

@@ -1,22 +1,17 @@
-"""Dropout's masks in a kernel: the words of ops/philox.py, to the bit."""
+"""Dropout's masks in a kernel: the words of vitkern/philox.py, to the bit."""
 
 import triton
 import triton.language as tl
 from triton.language.random import philox_impl
 
-ELEMENTS = tl.constexpr(0)  # streams: results,
-PATH = tl.constexpr(1)  # samples (drop-path),
-HIDDEN = tl.constexpr(2)  # the MLP's hidden rows
+from .. import philox
+from ..philox import scale, threshold
 
+__all__ = ["ELEMENTS", "HIDDEN", "PATH", "keep", "keep_tile", "scale", "threshold"]
 
-def threshold(p: float) -> int:
-    """The smallest kept value of a word's top 24 bits."""
-    return round(p * 2**24)
-
-
-def scale(p: float) -> float:
-    """What a kept element is multiplied by, so that the expectation stays."""
-    return 1 / (1 - p) if p < 1 else 0.0
+ELEMENTS = tl.constexpr(philox.ELEMENTS)
+PATH = tl.constexpr(philox.PATH)
+HIDDEN = tl.constexpr(philox.HIDDEN)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from .linear_residual import linear_residual
 from .mlp import mlp
 from .norm_linear import norm_linear
 from .patch_embed import patch_embed
-from .philox import drop_path_mask, dropout_mask
+from ..philox import drop_path_mask, dropout_mask
 
 __all__ = [
     "ACTIVATIONS",

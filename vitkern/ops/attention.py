@@ -7,8 +7,9 @@ import itertools
 import torch
 from torch import Tensor
 
+from .. import philox
 from ..registry import Axes, Operator, OpSpec, check_tensor, register
-from . import _library, philox
+from . import _library
 from ._wide import ordered, wide
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import philox
 from ..registry import Axes, Operator, OpSpec, register
-from . import _library, philox
+from . import _library
 from ._wide import ordered, outer, rows_sum, wide
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import philox
 from ..registry import Axes, Operator, OpSpec, register
-from . import _library, activations, philox
+from . import _library, activations
 from ._wide import norm_backward, normalised, ordered, outer, row_stats, rows_sum, wide
 from .linear_residual import branch, branch_backward, gamma_grad
 

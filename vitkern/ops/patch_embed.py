@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import philox
 from ..registry import Axes, Operator, OpSpec, check_tensor, register
-from . import _library, philox
+from . import _library
 from ._wide import ordered, outer, rows_sum, wide
 
 

@@ -8,11 +8,11 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from tests.evidence.interpreter import Interpreter
+from vitkern import philox as philox_reference
 from vitkern.gpu import activations, moments, philox
 from vitkern.gpu.configs import Row
 from vitkern.gpu.launch import cdiv, executing, launch
 from vitkern.ops import activations as activations_reference
-from vitkern.ops import philox as philox_reference
 
 EPS = 2**-23  # fp32
 
@@ -274,7 +274,7 @@ def masks(seed, y, M, N, limit, STREAM: tl.constexpr, QUADS: tl.constexpr, TILE:
 def test_dropout_masks_are_the_references_to_the_bit(N, quads, tile):
     seed = torch.tensor([0x3A5F_0123_89AB_CDEF])
     y = torch.empty(21, N, dtype=torch.uint8)
-    limit = philox.threshold(0.3)
+    limit = philox_reference.threshold(0.3)
     sizes = {"M": 21, "N": N, "limit": limit, "STREAM": 2, "QUADS": quads, "TILE": tile}
     run(masks, (3, 3), seed=seed, y=y, **sizes)
     assert torch.equal(y.bool(), philox_reference.dropout_mask(seed, 0.3, (21, N), 2))

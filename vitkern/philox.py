@@ -1,8 +1,8 @@
 """Dropout as a pure function of (seed, stream, element index): Philox-4x32-10.
 
 Word i % 4 of the block with counter (i // 4, stream) and key seed decides element i: it is kept
-when its top 24 bits are at least p * 2**24. The C++ and Triton kernels compute the same words, so
-masks agree to the bit.
+when its top 24 bits are at least threshold(p). The C++ and Triton kernels compute the same words,
+so masks agree to the bit. Every layer takes streams, threshold and scale from here.
 """
 
 import torch
@@ -22,7 +22,7 @@ def words(seed: Tensor, stream: int, count: int) -> Tensor:
     c2, c3 = torch.full_like(block, stream), torch.zeros_like(block)
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(10):
-        # int64 holds all 64 bits of 32 x 32: the sign is wrong where it wraps, the bits are not.
+        # All 64 bits of both multiplications: where int64 wraps around, the bits are the same.
         p0, p1 = c0 * _MULTIPLY[0], c2 * _MULTIPLY[1]
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _LOW) ^ c1 ^ k0,
