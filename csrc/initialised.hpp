@@ -1,4 +1,4 @@
-// Casters that refuse a Python object whose __init__ never ran (`Plan.__new__(Plan)`): pybind11
+// Casters that refuse a Python object whose __init__ never ran (`Slot.__new__(Slot)`): pybind11
 // would hand its methods memory that holds no object.
 #pragma once
 #include <pybind11/pybind11.h>

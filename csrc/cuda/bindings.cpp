@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "../initialised.hpp"
-#include "plan.hpp"
+#include "launch_list.hpp"
 
 VITKERN_INITIALISED(vitkern::cuda::Slot);
-VITKERN_INITIALISED(vitkern::cuda::Plan);
+VITKERN_INITIALISED(vitkern::cuda::LaunchList);
 VITKERN_INITIALISED_SHARED(vitkern::cuda::Driver);
 VITKERN_INITIALISED_SHARED(vitkern::cuda::Kernel);
 
@@ -113,7 +113,8 @@ void bind(py::module_& m) {
           },
           py::arg("ordinal"), "Its name, architecture and shared memory per block, as a dict.");
 
-  py::class_<Slot>(m, "Slot", "A pointer that plan.run() is given: slots[index] + offset bytes.")
+  py::class_<Slot>(m, "Slot",
+                   "A pointer that LaunchList.run() is given: slots[index] + offset bytes.")
       .def(py::init([](int64_t index, int64_t offset) { return Slot{index, offset}; }),
            py::arg("index"), py::arg("offset") = 0);
 
@@ -147,26 +148,27 @@ void bind(py::module_& m) {
       .def_property_readonly("name", [](const Kernel& k) { return k.specification().name; })
       .def_property_readonly("device", [](const Kernel& k) { return k.device().ordinal; });
 
-  py::class_<Plan>(m, "Plan",
-                   "Launches that are checked and packed once; run() starts them all in one call.")
+  py::class_<LaunchList>(
+      m, "LaunchList",
+      "Launches that are checked and packed once; run() starts them all in one call.")
       .def(py::init<>())
       .def(
           "add",
-          [](Plan& plan, std::shared_ptr<Kernel> kernel, const Grid& grid,
+          [](LaunchList& list, std::shared_ptr<Kernel> kernel, const Grid& grid,
              const py::sequence& values) {
-            plan.add(std::move(kernel), grid, values_from(values));
+            list.add(std::move(kernel), grid, values_from(values));
           },
           py::arg("kernel"), py::arg("grid"), py::arg("values"))
       .def(
           "run",
-          [](Plan& plan, uintptr_t stream, const std::vector<int64_t>& slots) {
-            plan.freeze();  // under the interpreter's lock, as add() is
+          [](LaunchList& list, uintptr_t stream, const std::vector<int64_t>& slots) {
+            list.freeze();  // under the interpreter's lock, as add() is
             const py::gil_scoped_release unlocked;
-            plan.run(stream_from(stream), slots);
+            list.run(stream_from(stream), slots);
           },
           py::arg("stream"), py::arg("slots") = std::vector<int64_t>{})
-      .def_property_readonly("launches", &Plan::launches)
-      .def_property_readonly("slots", &Plan::slots);
+      .def_property_readonly("launches", &LaunchList::launches)
+      .def_property_readonly("slots", &LaunchList::slots);
 }
 
 }  // namespace vitkern::cuda

@@ -3,6 +3,6 @@
 
 namespace vitkern::cuda {
 
-void bind(pybind11::module_& m);  // Driver, Kernel, Plan, Slot, DriverError and runs_on
+void bind(pybind11::module_& m);  // Driver, Kernel, LaunchList, Slot, DriverError and runs_on
 
 }  // namespace vitkern::cuda

@@ -99,7 +99,7 @@ Kernel::Kernel(std::shared_ptr<Driver> driver, int device, std::string_view imag
 
 void Kernel::launch(const Grid& grid, Handle stream, const std::vector<Value>& values) const {
   Packed packed = pack(grid, values);
-  if (!packed.slots.empty()) refuse("a slot has no address outside a plan");
+  if (!packed.slots.empty()) refuse("a slot has no address outside a launch list");
   const Current current(*driver_, device_);
   start(grid, stream, packed.cells);
 }

@@ -31,9 +31,9 @@ constexpr int64_t kAlignment = 16;  // bytes of a pointer, units of an integer
 constexpr size_t kScratchPointers = 2;
 constexpr size_t kMaxParameters = 64;  // with those two
 constexpr int kMaxThreads = 1024;      // of a block, on every GPU
-constexpr int64_t kMaxSlots = 1024;    // of a plan; a forward has an input and a result
+constexpr int64_t kMaxSlots = 1024;    // of a launch list; a forward has an input and a result
 
-// A pointer that is known when a plan runs: the slot's, plus an offset in bytes.
+// A pointer that is known when a launch list runs: the slot's, plus an offset in bytes.
 struct Slot {
   int64_t index, offset;
 };
@@ -69,7 +69,7 @@ class Kernel {
   // anything is started. Callable from several threads at once.
   void launch(const Grid& grid, Handle stream, const std::vector<Value>& values) const;
 
-  // The two halves of launch, for plans: `start` wants the device current and checks nothing.
+  // The two halves of launch, for LaunchList: `start` wants the device current and checks nothing.
   Packed pack(const Grid& grid, const std::vector<Value>& values) const;
   void start(const Grid& grid, Handle stream, Cells& cells) const;
   void check_slot(size_t parameter, int64_t address, int64_t offset) const;

@@ -1,4 +1,4 @@
-"""vitkern._C's Driver, Kernel and Plan over the stand-in driver, with everything that can be odd.
+"""vitkern._C's Driver, Kernel and LaunchList over the stand-in driver, with all that can be odd.
 
 Only what can be seen to be wrong is wrong here: a size that lies about the memory behind a pointer
 would be the kernel's fault on a GPU, and the interpreter's in this process.
@@ -195,12 +195,12 @@ def plans(rng: random.Random, scratch: pathlib.Path) -> Made:
     for _ in range(rng.randrange(1, 5)):
         step = rng.choice(("add", "add", "slot", "run", "run", "None", "wrong", "launches", "grid"))
         steps.append((step, rng.randrange(2**31)))
-    return f"_C.Plan: {', '.join(name for name, _ in steps)}", lambda: follow(scratch, steps)
+    return f"_C.LaunchList: {', '.join(name for name, _ in steps)}", lambda: follow(scratch, steps)
 
 
 def follow(scratch: pathlib.Path, steps: list[tuple[str, int]]) -> str:
     launch, operands = affine()
-    kernel, plan, outcome = kernel_of(scratch, launch, {}), _C.Plan(), OK
+    kernel, plan, outcome = kernel_of(scratch, launch, {}), _C.LaunchList(), OK
     for name, seed in steps:
         try:
             take(name, random.Random(seed), plan, kernel, launch, operands)

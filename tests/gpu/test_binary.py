@@ -13,6 +13,7 @@ from vitkern import _C
 from vitkern.gpu import layernorm
 from vitkern.gpu.launch import Recorder, executing
 from vitkern.gpu.runtime.binary import BinaryError, BinaryExecutor, Store
+from vitkern.gpu.runtime.plan import Plan
 
 
 @pytest.fixture
@@ -189,12 +190,14 @@ def two_launches(x, y):
     return sample.affine_launch(x, middle, bias), sample.affine_launch(middle, y), bias
 
 
-def test_plan_follows_its_slots(fake, tmp_path, operands):
+@pytest.mark.parametrize("native", [True, False], ids=["one call", "launch by launch"])
+def test_plan_follows_its_slots(fake, tmp_path, operands, native):
     x, _, y = operands
     first, second, bias = two_launches(x, y)
     sample.write_store(tmp_path, [first, second], "sm_80")
-    plan = executor_of(fake, tmp_path, [first, second]).plan([first, second], slots=[x, y])
-    assert plan.launches == 2
+    executor = executor_of(fake, tmp_path, [first, second]) if native else Interpreter()
+    plan = Plan(executor, [first, second], [x, y])
+    assert (plan.native, plan.count) == (native, 2)
     for _ in range(2):
         x, y = torch.randn(10, 48), torch.zeros(10, 48)
         plan.run(x, y)
@@ -206,7 +209,7 @@ def test_plan_keeps_what_is_in_no_slot(fake, folder, operands):
     x, bias, y = operands
     kept = bias.clone()
     launch, alive = sample.affine_launch(x, y, kept), weakref.ref(kept)
-    plan = executor_of(fake, folder, [launch]).plan([launch], slots=[y])
+    plan = Plan(executor_of(fake, folder, [launch]), [launch], [y])
     del launch, kept
     assert alive() is not None
     plan.run(y)
@@ -215,7 +218,7 @@ def test_plan_keeps_what_is_in_no_slot(fake, folder, operands):
 
 def test_plan_refuses_other_layouts(fake, folder, launch, operands):
     x, _, y = operands
-    plan = executor_of(fake, folder, [launch]).plan([launch], slots=[x, y])
+    plan = Plan(executor_of(fake, folder, [launch]), [launch], [x, y])
     for wrong in (x[:5], x.bfloat16(), torch.randn(48, 10).T):
         with pytest.raises(ValueError, match="the plan was made for"):
             plan.run(wrong, y)
@@ -225,4 +228,4 @@ def test_plan_refuses_other_layouts(fake, folder, launch, operands):
 
 def test_plan_refuses_slots_that_nothing_uses(fake, folder, launch, operands):
     with pytest.raises(ValueError, match=r"no launch of the plan uses slots \[1\]"):
-        executor_of(fake, folder, [launch]).plan([launch], slots=[operands[0], torch.zeros(3)])
+        Plan(executor_of(fake, folder, [launch]), [launch], [operands[0], torch.zeros(3)])

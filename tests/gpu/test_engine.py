@@ -212,7 +212,7 @@ def test_says_when_binaries_are_for_other_chips(pretend_device, tmp_path):
     (tmp_path / "manifest.json").write_text('{"vitkern": "0", "triton": "0", "kernels": []}')
     executor = device.DeviceExecutor(pretend_device(9, 0), Store(tmp_path))
     assert "no binaries for sm_90" in executor.status()
-    assert executor.plan([], ()) is None
+    assert executor.binaries_for([]) is None
 
 
 def test_a_missing_folder_of_binaries_is_an_error_at_once(tmp_path):

@@ -109,7 +109,7 @@ def test_driver_refuses_wrong_number_of_warps(fake, launch, num_warps):
         ("M", -(2**31) - 1, "M .i32. cannot hold -2147483649"),
         ("D", 47, "D = 47 is no multiple of 16"),
         ("x_stride", 50, "x_stride = 50 is no multiple of 16"),
-        ("x", _C.Slot(0), "slot has no address outside a plan"),
+        ("x", _C.Slot(0), "slot has no address outside a launch list"),
         ("M", _C.Slot(0), "M .i32. cannot be slot 0"),
     ],
 )

@@ -33,9 +33,9 @@ USES = {
     ],
     "Kernel": [
         lambda k: k.name, lambda k: k.device, lambda k: k.launch((1, 1, 1), 0, []),
-        lambda k: _C.Plan().add(k, (1, 1, 1), []),
+        lambda k: _C.LaunchList().add(k, (1, 1, 1), []),
     ],
-    "Plan": [
+    "LaunchList": [
         lambda p: p.launches, lambda p: p.slots, lambda p: p.run(0),
         lambda p: p.add(unmade(_C.Kernel), (1, 1, 1), []),
     ],
@@ -58,7 +58,7 @@ def test_arguments_without_init_are_refused(fake, launch):
 
 
 def test_subclasses_without_init_are_refused():
-    class Two(_C.Slot, _C.Plan):
+    class Two(_C.Slot, _C.LaunchList):
         def __init__(self):
             _C.Slot.__init__(self, 0)
 
@@ -69,21 +69,21 @@ def test_subclasses_without_init_are_refused():
 
 
 def test_a_second_init_changes_nothing(fake, launch):
-    plan = _C.Plan()
-    plan.add(load(fake, launch), launch.grid, values_of(launch))
-    plan.__init__()
-    assert plan.launches == 1
+    launches = _C.LaunchList()
+    launches.add(load(fake, launch), launch.grid, values_of(launch))
+    launches.__init__()
+    assert launches.launches == 1
 
 
-@pytest.mark.parametrize("make", [_C.Plan, lambda: _C.Slot(0)], ids=["Plan", "Slot"])
+@pytest.mark.parametrize("make", [_C.LaunchList, lambda: _C.Slot(0)], ids=["LaunchList", "Slot"])
 def test_objects_are_not_copied(make):
     with pytest.raises(TypeError):
         copy.copy(make())
 
 
 def test_none_is_no_kernel_and_no_driver(launch):
-    with pytest.raises(ValueError, match="a plan is made of kernels, not of None"):
-        _C.Plan().add(None, (1, 1, 1), [])
+    with pytest.raises(ValueError, match="a launch list is made of kernels, not of None"):
+        _C.LaunchList().add(None, (1, 1, 1), [])
     image = sample.image_of(launch.variant, "sm_80")
     with pytest.raises(ValueError, match="a kernel needs a driver, not None"):
         _C.Kernel(None, 0, image, "affine", "sm_80", 4, 32, 0, [])
@@ -140,7 +140,7 @@ def test_streams_of_other_kinds_are_refused(fake, launch, stream):
     with pytest.raises(TypeError, match="incompatible function arguments"):
         load(fake, launch).launch(launch.grid, stream, values_of(launch))
     with pytest.raises(TypeError, match="incompatible function arguments"):
-        _C.Plan().run(stream)
+        _C.LaunchList().run(stream)
 
 
 def test_values_of_other_kinds_are_refused(fake, launch):
@@ -177,19 +177,19 @@ def test_values_may_be_made_on_demand(fake, launch):
 
 
 @pytest.fixture
-def plan_with(fake, launch):
+def list_with(fake, launch):
     def make(slot):
-        plan = _C.Plan()
-        plan.add(load(fake, launch), launch.grid, [slot, *values_of(launch)[1:]])
-        return plan
+        launches = _C.LaunchList()
+        launches.add(load(fake, launch), launch.grid, [slot, *values_of(launch)[1:]])
+        return launches
 
     return make
 
 
 @pytest.mark.parametrize("index, offset", [(-1, 0), (1024, 0), (2**63 - 1, 0), (0, -1)])
-def test_impossible_slots_are_refused(plan_with, index, offset):
+def test_impossible_slots_are_refused(list_with, index, offset):
     with pytest.raises(ValueError, match=rf"x .* cannot be slot {index} \+ {offset}"):
-        plan_with(_C.Slot(index, offset))
+        list_with(_C.Slot(index, offset))
 
 
 @pytest.mark.parametrize("numbers", [(2**63,), (0, 2**63), (None,), (0.5,), ("0",), ()])
@@ -199,9 +199,9 @@ def test_slots_are_two_numbers(numbers):
 
 
 @pytest.mark.parametrize("address", [0, -16, 16, 2**63 - 16])
-def test_impossible_addresses_are_refused(fake, plan_with, address):
+def test_impossible_addresses_are_refused(fake, list_with, address):
     """2^63 - 16 + 32 is negative in 64 bits."""
-    plan = plan_with(_C.Slot(0, 32))
+    launches = list_with(_C.Slot(0, 32))
     with pytest.raises(ValueError, match=r"parameter x .*cannot be"):
-        plan.run(0, [address])
+        launches.run(0, [address])
     assert not fake.executed

@@ -92,6 +92,12 @@ def test_importing_the_model_loads_neither_triton_nor_the_extension():
     assert not loaded_by("from vitkern import ViT") & {"triton", "vitkern._C", "vitkern.gpu"}
 
 
+def test_launching_loads_no_build_tools():
+    pytest.importorskip("triton")
+    loaded = loaded_by("import vitkern.gpu.runtime.device, vitkern.gpu.runtime.plan")
+    assert not {name for name in loaded if name.startswith("vitkern.gpu.aot")}
+
+
 def test_version_is_the_same_everywhere():
     declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]
     assert vitkern.__version__ == declared

@@ -1,5 +1,6 @@
 """Every operator. Importing this package fills the registry and declares them to torch."""
 
+from ..philox import drop_path_mask, dropout_mask
 from .activations import ACTIVATIONS, activation
 from .attention import attention
 from .layernorm import layernorm
@@ -7,7 +8,6 @@ from .linear_residual import linear_residual
 from .mlp import mlp
 from .norm_linear import norm_linear
 from .patch_embed import patch_embed
-from ..philox import drop_path_mask, dropout_mask
 
 __all__ = [
     "ACTIVATIONS",

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cuda/image.hpp"
-#include "cuda/plan.hpp"
+#include "cuda/launch_list.hpp"
 
 using namespace vitkern::cuda;
 
@@ -203,7 +203,7 @@ void test_launches(const std::shared_ptr<Kernel>& kernel) {
   for (const size_t i : {0, 1, 3}) refuses("must be an int", [&] { with(i, 1.0); });
   refuses("must be a float", [&] { with(2, int64_t{1}); });
   for (size_t i = 1; i < 4; ++i) refuses("cannot be slot", [&] { with(i, Slot{0, 0}); });
-  refuses("outside a plan", [&] { with(0, Slot{0, 0}); });
+  refuses("outside a launch list", [&] { with(0, Slot{0, 0}); });
   for (const size_t count : {0, 3, 5, 1000})
     refuses("takes 4 values",
             [&] { kernel->launch({1, 1, 1}, nullptr, std::vector<Value>(count, int64_t{16})); });
@@ -216,37 +216,37 @@ void test_launches(const std::shared_ptr<Kernel>& kernel) {
   refuses("starts a grid", [&] { kernel->launch({kMost, kMost, kMost}, nullptr, good); });
 }
 
-void test_plans(const std::shared_ptr<Kernel>& kernel) {
+void test_launch_lists(const std::shared_ptr<Kernel>& kernel) {
   alignas(16) static float memory[8];
   const auto x = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory));
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const auto values = [](Slot slot) {
     return std::vector<Value>{slot, int64_t{16}, 0.5, int64_t{3}};
   };
-  Plan plan;
-  refuses("not of None", [&] { plan.add(nullptr, {1, 1, 1}, {}); });
+  LaunchList list;
+  refuses("not of None", [&] { list.add(nullptr, {1, 1, 1}, {}); });
   for (const Slot bad : {Slot{-1, 0}, Slot{kMost, 0}, Slot{kMaxSlots, 0}, Slot{0, -1}})
-    refuses("cannot be slot", [&] { plan.add(kernel, {1, 1, 1}, values(bad)); });
-  expect(plan.launches() == 0 && plan.slots() == 0, "what was refused left nothing behind");
-  plan.run(nullptr, {});
-  plan.add(kernel, {1, 1, 1}, values({0, 0}));
-  plan.add(kernel, {1, 1, 1}, values({1, 16}));
+    refuses("cannot be slot", [&] { list.add(kernel, {1, 1, 1}, values(bad)); });
+  expect(list.launches() == 0 && list.slots() == 0, "what was refused left nothing behind");
+  list.run(nullptr, {});
+  list.add(kernel, {1, 1, 1}, values({0, 0}));
+  list.add(kernel, {1, 1, 1}, values({1, 16}));
   for (const std::vector<int64_t>& bad :
        {std::vector<int64_t>{}, {x}, {x, x, x}, std::vector<int64_t>(1000, x)})
-    refuses("has 2 slots", [&] { plan.run(nullptr, bad); });
+    refuses("has 2 slots", [&] { list.run(nullptr, bad); });
   for (const int64_t bad : {int64_t{0}, int64_t{-16}, kMost - 15, -kMost - 1, x + 4})
-    refuses("parameter x", [&] { plan.run(nullptr, {x, bad}); });
-  Plan far;
+    refuses("parameter x", [&] { list.run(nullptr, {x, bad}); });
+  LaunchList far;
   far.add(kernel, {1, 1, 1}, values({0, kMost - 15}));
   refuses("parameter x", [&] { far.run(nullptr, {x}); });
 
   const size_t before = launched();
   std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { plan.run(nullptr, {x, x}); });
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { list.run(nullptr, {x, x}); });
   for (std::thread& thread : threads) thread.join();
   expect(launched() == before + 8, "four threads start two kernels each");
-  plan.freeze();
-  refuses("cannot be added to", [&] { plan.add(kernel, {1, 1, 1}, values({0, 0})); });
+  list.freeze();
+  refuses("cannot be added to", [&] { list.add(kernel, {1, 1, 1}, values({0, 0})); });
 }
 
 }  // namespace
@@ -261,7 +261,7 @@ int main() {
   const std::vector<char> image = cubin();
   const auto kernel = std::make_shared<Kernel>(driver, 0, view(image), affine(), Skip{});
   test_launches(kernel);
-  test_plans(kernel);
+  test_launch_lists(kernel);
   std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures != 0;
 }

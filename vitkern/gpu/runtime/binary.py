@@ -1,16 +1,15 @@
 """Kernels compiled ahead of time: reading their folder, and launching them through C++.
 
-A folder holds `manifest.json` and one file per binary (`gpu/aot/build.py` writes both). A binary
-is found by the launch's variant and the architecture, so a launch with other dtypes, constants or
-alignment never meets it. The C++ launcher (`csrc/cuda`) checks what only the numbers of a call can
-break: the promised multiples of 16, ranges and the grid.
+A folder holds `manifest.json` and one file per binary: `gpu/aot/build.py` writes both, and
+`gpu/manifest.py` reads them. A binary is found by the launch's variant and the architecture, so a
+launch with other dtypes, constants or alignment never meets it. The C++ launcher (`csrc/cuda`)
+checks what only the values of a call can break: the promised multiples of 16, ranges and the grid.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ... import _C
-from ..aot import folder as aot_folder
-from ..aot.folder import MANIFEST
+from .. import manifest
 from ..launch import Launch, Variant
+from ..manifest import MANIFEST
 
 
 class BinaryError(RuntimeError):
@@ -47,18 +46,17 @@ class Entry:
     def image(self) -> bytes:
         """The file's bytes, which must be those that were built."""
         try:
-            image = aot_folder.content(self.file, aot_folder.LARGEST_BINARY)
+            return manifest.binary(self.file, self.sha256)
         except OSError as error:
             why = error.strerror or error
             raise BinaryError(
                 f"vitkern: binary {self.file} cannot be read ({why}): build again"
             ) from error
-        if hashlib.sha256(image).hexdigest() != self.sha256:
+        except ValueError as error:
             raise BinaryError(
                 f"vitkern: binary {self.file} is not the one in {MANIFEST} "
-                f"(its SHA-256 differs, {len(image)} bytes): it is damaged or replaced, build again"
-            )
-        return image
+                f"({error}): it is damaged or replaced, build again"
+            ) from error
 
 
 class Store:
@@ -66,11 +64,11 @@ class Store:
 
     def __init__(self, folder: str | pathlib.Path) -> None:
         self.folder = pathlib.Path(folder)
-        manifest = self._read()
-        self.vitkern: str = manifest["vitkern"]
-        self.triton: str = manifest["triton"]
+        found = self._read()
+        self.vitkern: str = found["vitkern"]
+        self.triton: str = found["triton"]
         self._entries: dict[tuple[str, str], Entry] = {}
-        for row in manifest["kernels"]:
+        for row in found["kernels"]:
             entry = self._entry(row)
             if self._entries.setdefault((entry.id, entry.arch), entry) is not entry:
                 raise BinaryError(
@@ -105,7 +103,7 @@ class Store:
 
     def _read(self) -> dict:
         try:
-            return aot_folder.read_manifest(self.folder)
+            return manifest.read(self.folder)
         except OSError as error:
             raise BinaryError(
                 f"vitkern: {self.folder} is no folder of compiled kernels: "
@@ -116,10 +114,10 @@ class Store:
 
     def _entry(self, row: dict) -> Entry:
         try:
-            aot_folder.check_entry(row)
-            file = aot_folder.place(self.folder, row["file"])
+            manifest.check(row)
+            file = manifest.place(self.folder, row["file"])
         except ValueError as error:
-            name = aot_folder.shown(row.get("id")) if isinstance(row, dict) else "?"
+            name = manifest.shown(row.get("id")) if isinstance(row, dict) else "?"
             raise BinaryError(
                 f"vitkern: {self.folder / MANIFEST} describes kernel {name} wrongly "
                 f"({error}): build again"
@@ -167,15 +165,27 @@ class BinaryExecutor:
         self.driver = driver or default_driver()
         self.stream = stream or self._current_stream
         self.memory = memory or torch.device("cuda", device_index)
+        self.launched = 0  # kernels so far
         self._kernels: dict[Variant, _C.Kernel] = {}
 
     def run(self, launch: Launch) -> None:
-        values = [self.value(name, value) for name, value in launch.run_time().items()]
+        values = list(self.values(launch).values())
         self.kernel(launch.variant).launch(launch.grid, self.stream(), values)
+        self.launched += 1
+
+    def run_list(self, launches: _C.LaunchList, slots: Sequence[Tensor]) -> None:
+        """Start a plan's launches in one call."""
+        addresses = [self._value(f"slot {i}", slot) for i, slot in enumerate(slots)]
+        launches.run(self.stream(), addresses)
+        self.launched += launches.launches
 
     def has(self, launch: Launch) -> bool:
         """Whether there is a binary for it."""
         return self.store.find(launch.variant, self.arch) is not None
+
+    def binaries_for(self, launches: Iterable[Launch]) -> BinaryExecutor:
+        """A plan's launches all run natively here; one without a binary is an error."""
+        return self
 
     def kernel(self, variant: Variant) -> _C.Kernel:
         """The loaded binary for a variant; raises LookupError if there is none."""
@@ -189,12 +199,11 @@ class BinaryExecutor:
             self._kernels[variant] = self._load(entry, variant)
         return self._kernels[variant]
 
-    def plan(self, launches: Iterable[Launch], slots: Sequence[Tensor] = ()) -> Plan:
-        """All of `launches` as one call; tensors inside the memory of a slot follow that slot."""
-        return Plan(self, launches, slots)
-
-    def value(self, name: str, value: object) -> int | float:
+    def values(self, launch: Launch) -> dict[str, int | float]:
         """What the C++ launcher takes: an address for a tensor, a number as it is."""
+        return {name: self._value(name, value) for name, value in launch.run_time().items()}
+
+    def _value(self, name: str, value: object) -> int | float:
         if not isinstance(value, Tensor):
             return value
         if value.device != self.memory:
@@ -230,64 +239,3 @@ class BinaryExecutor:
 
     def _current_stream(self) -> int:
         return torch.cuda.current_stream(self.device_index).cuda_stream
-
-
-class Plan:
-    """Launches that one C++ call starts, for tensors that may be others at each call (the slots).
-
-    It keeps the other tensors alive. `run` only launches, so it can be captured in a CUDA graph,
-    and may be called from several threads, each on its own stream and with its own slots; tensors
-    between the launches are shared, so calls on different streams must wait for each other.
-    """
-
-    def __init__(
-        self, executor: BinaryExecutor, launches: Iterable[Launch], slots: Sequence[Tensor]
-    ) -> None:
-        self._executor, self._plan = executor, _C.Plan()
-        self._layouts = [_layout(slot) for slot in slots]
-        self._kept: list[Tensor] = []
-        self._used: set[int] = set()
-        ranges = [_addresses(slot) for slot in slots]
-        for launch in launches:
-            values = [self._value(name, value, ranges) for name, value in launch.run_time().items()]
-            self._plan.add(executor.kernel(launch.variant), launch.grid, values)
-        unused = sorted(set(range(len(slots))) - self._used)
-        if unused:
-            raise ValueError(f"vitkern: no launch of the plan uses slots {unused}")
-
-    def _value(self, name: str, value: object, ranges: list[range]) -> int | float | _C.Slot:
-        number = self._executor.value(name, value)
-        if not isinstance(value, Tensor):
-            return number
-        for i, addresses in enumerate(ranges):
-            if number in addresses:
-                self._used.add(i)
-                return _C.Slot(i, number - addresses.start)
-        self._kept.append(value)
-        return number
-
-    @property
-    def launches(self) -> int:
-        return self._plan.launches
-
-    def run(self, *slots: Tensor) -> None:
-        """Start all launches; `slots` are laid out as those that the plan was made with."""
-        if [_layout(slot) for slot in slots] != self._layouts:
-            raise ValueError(
-                f"vitkern: the plan was made for {self._layouts} (shape, strides, dtype), not "
-                f"{[_layout(slot) for slot in slots]}"
-            )
-        addresses = [self._executor.value(f"slot {i}", slot) for i, slot in enumerate(slots)]
-        self._plan.run(self._executor.stream(), addresses)
-
-
-def _layout(tensor: Tensor) -> tuple:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _addresses(tensor: Tensor) -> range:
-    """The bytes from the tensor's first element to its last."""
-    if tensor.numel() == 0:
-        return range(0)
-    reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return range(tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size())

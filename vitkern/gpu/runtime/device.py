@@ -7,9 +7,9 @@ first call (seconds, then cached on disk); `status` says which of the two served
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
+from collections.abc import Iterable
 
 import torch
 
@@ -28,8 +28,8 @@ class DeviceExecutor:
         self.real_arch = arch_name(device)
         built_for = store.arch_for(self.real_arch) if store is not None else None
         self.arch = built_for or nearest_arch(self.real_arch)  # whose settings are used
-        self.served: collections.Counter[str] = collections.Counter()
-        self._binaries = None
+        self._compiled = 0  # launches that Triton's compiler served
+        self._binaries: binary.BinaryExecutor | None = None
         if built_for is not None:
             self._binaries = binary.BinaryExecutor(store, device.index, built_for)
         self._foreign = store is not None and built_for is None
@@ -37,19 +37,18 @@ class DeviceExecutor:
     def run(self, launch: Launch) -> None:
         if self._binaries is not None and self._binaries.has(launch):
             self._binaries.run(launch)
-            self.served["binaries"] += 1
             return
         with torch.cuda.device(self.device):
             launch.kernel[launch.grid](
                 **launch.arguments, num_warps=launch.num_warps, num_stages=launch.num_stages
             )
-        self.served["Triton's compiler"] += 1
+        self._compiled += 1
 
-    def plan(self, launches, slots):
-        """One C++ call for all launches, or None when a binary is missing."""
+    def binaries_for(self, launches: Iterable[Launch]) -> binary.BinaryExecutor | None:
+        """What starts all of a plan's launches in one C++ call; None if a binary is missing."""
         if self._binaries is None or not all(map(self._binaries.has, launches)):
             return None
-        return _Counted(self._binaries.plan(launches, slots), self.served)
+        return self._binaries
 
     def status(self) -> str:
         """One line for `explain()`: what starts the kernels here."""
@@ -60,19 +59,10 @@ class DeviceExecutor:
         else:
             source = f"binaries of {self._binaries.store.folder} for {self._binaries.arch}"
             source += ", Triton's compiler where one is missing"
-        served = ", ".join(f"{count} by {name}" for name, count in self.served.items())
+        launched = self._binaries.launched if self._binaries else 0
+        counts = {"binaries": launched, "Triton's compiler": self._compiled}
+        served = ", ".join(f"{count} by {name}" for name, count in counts.items() if count)
         return f"{source}; launches so far: {served or 'none'}"
-
-
-class _Counted:
-    """A plan whose launches are counted as the executor's own."""
-
-    def __init__(self, plan: binary.Plan, served: collections.Counter[str]) -> None:
-        self._plan, self._served = plan, served
-
-    def run(self, *slots) -> None:
-        self._plan.run(*slots)
-        self._served["binaries"] += self._plan.launches
 
 
 def arch_name(device: torch.device) -> str:

@@ -1,18 +1,20 @@
 """A whole forward as one call: launches recorded once, then started again with other tensors.
 
-What changes from call to call (the image, the result) are *slots*; a launch's tensor that lies in a
-slot's memory follows it. With a binary for every launch the plan is one C++ call; otherwise the
-launches go one by one to the executor.
+What changes from call to call (the image, the result) are *slots*: an argument that lies in a
+slot's memory follows that slot. With a binary for every launch the plan is one C++ call over a
+`_C.LaunchList`; otherwise the launches go to the executor one by one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
+from ... import _C
 from ..launch import Executor, Launch, Recorder, executing
 
 
@@ -27,8 +29,10 @@ def record(executor: Executor, tf32: bool | None, forward: Callable[[], None]) -
 class Plan:
     """Recorded launches on an executor; `native` tells whether they are one C++ call.
 
-    Calls share the tensors between the launches, so one call starts all of its launches before
-    another's; both must be on one stream.
+    An executor that has binaries says so by `binaries_for(launches)`. `run` only launches, so it
+    can be captured in a CUDA graph. Calls share the tensors between the launches, which the plan
+    keeps alive: a lock lets one call start all of its launches before another's, and both must be
+    on one stream.
     """
 
     def __init__(
@@ -36,51 +40,86 @@ class Plan:
     ) -> None:
         self.executor, self.count = executor, len(launches)
         self._lock = threading.Lock()
-        make = getattr(executor, "plan", None)
-        self._native = make(launches, slots) if make else None
-        self._moves = [] if self._native else [_moves(launch, slots) for launch in launches]
-        self._launches = [
-            _without(launch, moves)
-            for launch, moves in zip(launches, self._moves, strict=not self._native)
+        self._layouts = [_layout(slot) for slot in slots]
+        places = [_places(launch, slots) for launch in launches]
+        unused = set(range(len(slots))) - {one.slot for each in places for one in each.values()}
+        if unused:  # a launcher copied it, and later calls would read the first call's copy
+            raise ValueError(f"vitkern: no launch of the plan uses slots {sorted(unused)}")
+        binaries_for = getattr(executor, "binaries_for", None)
+        self._binaries = binaries_for(launches) if binaries_for else None
+        self._launch_list = _C.LaunchList()
+        if self._binaries is not None:
+            for launch, moved in zip(launches, places, strict=True):
+                values = self._binaries.values(launch)
+                values |= {name: _C.Slot(place.slot, place.offset) for name, place in moved.items()}
+                kernel = self._binaries.kernel(launch.variant)
+                self._launch_list.add(kernel, launch.grid, list(values.values()))
+        # Without the first call's slots, which would be kept alive.
+        self._steps = [
+            (_with(launch, dict.fromkeys(moved)), moved)
+            for launch, moved in zip(launches, places, strict=True)
         ]
-        used = {index for moves in self._moves for index, _ in moves.values()}
-        if not self._native and len(used) < len(slots):  # a launcher copied it: stale at next call
-            raise ValueError(f"vitkern: the plan uses slots {sorted(used)} of {len(slots)}")
 
     @property
     def native(self) -> bool:
-        return self._native is not None
+        return self._binaries is not None
 
     def run(self, *slots: Tensor) -> None:
+        """Start all launches; `slots` are laid out as those that the plan was made with."""
+        layouts = [_layout(slot) for slot in slots]
+        if layouts != self._layouts:
+            raise ValueError(
+                f"vitkern: the plan was made for {self._layouts} (shape, strides, dtype), not "
+                f"{layouts}"
+            )
         with self._lock:
-            if self._native is not None:
-                self._native.run(*slots)
+            if self._binaries is not None:
+                self._binaries.run_list(self._launch_list, slots)
                 return
-            for launch, moves in zip(self._launches, self._moves, strict=True):
-                if moves:
-                    moved = {name: view(slots[i]) for name, (i, view) in moves.items()}
-                    launch = dataclasses.replace(launch, arguments=launch.arguments | moved)
-                self.executor.run(launch)
+            for launch, moved in self._steps:
+                views = {name: place.view(slots[place.slot]) for name, place in moved.items()}
+                self.executor.run(_with(launch, views))
 
 
-def _without(launch: Launch, moves: dict) -> Launch:
-    """The launch without the first call's tensors, which would be kept alive."""
-    return dataclasses.replace(launch, arguments=launch.arguments | dict.fromkeys(moves))
+class _Place(NamedTuple):
+    """Where an argument lies in a slot."""
+
+    slot: int
+    offset: int  # bytes behind the slot's first element
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def view(self, slot: Tensor) -> Tensor:
+        """The same place in another tensor."""
+        first = slot.storage_offset() + self.offset // slot.element_size()
+        return slot.as_strided(self.shape, self.strides, first)
 
 
-def _moves(launch: Launch, slots: Sequence[Tensor]) -> dict[str, tuple[int, Callable]]:
-    """The arguments that lie in a slot: which one, and how to take the same view of another."""
-    found = {}
+def _places(launch: Launch, slots: Iterable[Tensor]) -> dict[str, _Place]:
+    """The arguments that lie in a slot."""
+    ranges, found = [_addresses(slot) for slot in slots], {}
     for name, value in launch.arguments.items():
-        if not isinstance(value, Tensor):
-            continue
-        for index, slot in enumerate(slots):
-            if value.untyped_storage().data_ptr() == slot.untyped_storage().data_ptr():
-                shape, strides = value.shape, value.stride()
-                offset = value.storage_offset() - slot.storage_offset()
-
-                def view(other, shape=shape, strides=strides, offset=offset):
-                    return other.as_strided(shape, strides, other.storage_offset() + offset)
-
-                found[name] = (index, view)
+        if isinstance(value, Tensor):
+            for i, addresses in enumerate(ranges):
+                if value.data_ptr() in addresses:
+                    offset = value.data_ptr() - addresses.start
+                    found[name] = _Place(i, offset, tuple(value.shape), value.stride())
     return found
+
+
+def _with(launch: Launch, changes: dict[str, object]) -> Launch:
+    if not changes:
+        return launch
+    return dataclasses.replace(launch, arguments=launch.arguments | changes)
+
+
+def _layout(tensor: Tensor) -> tuple:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _addresses(tensor: Tensor) -> range:
+    """The bytes from the tensor's first element to its last."""
+    if tensor.numel() == 0:
+        return range(0)
+    reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size())

@@ -10,8 +10,8 @@
 namespace vitkern::cuda {
 
 // After the first run() nothing can be added, and run() may be called from several threads at once.
-// Memory behind the pointers in a plan stays the caller's to keep.
-class Plan {
+// Memory behind the pointers in the list stays the caller's to keep.
+class LaunchList {
  public:
   void add(std::shared_ptr<const Kernel> kernel, const Grid& grid,
            const std::vector<Value>& values);

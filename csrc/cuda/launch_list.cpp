@@ -1,4 +1,4 @@
-#include "plan.hpp"
+#include "launch_list.hpp"
 
 #include <algorithm>
 #include <stdexcept>
@@ -6,23 +6,25 @@
 
 namespace vitkern::cuda {
 
-void Plan::add(std::shared_ptr<const Kernel> kernel, const Grid& grid,
-               const std::vector<Value>& values) {
-  if (!kernel) throw std::invalid_argument("vitkern: a plan is made of kernels, not of None");
-  if (frozen_) throw std::invalid_argument("vitkern: a plan that has run cannot be added to");
+void LaunchList::add(std::shared_ptr<const Kernel> kernel, const Grid& grid,
+                     const std::vector<Value>& values) {
+  if (!kernel)
+    throw std::invalid_argument("vitkern: a launch list is made of kernels, not of None");
+  if (frozen_)
+    throw std::invalid_argument("vitkern: a launch list that has run cannot be added to");
   if (!steps_.empty() && (kernel->driver() != steps_[0].kernel->driver() ||
                           kernel->device().ordinal != steps_[0].kernel->device().ordinal))
-    throw std::invalid_argument("vitkern: all kernels of a plan must be on one device");
+    throw std::invalid_argument("vitkern: all kernels of a launch list must be on one device");
   Packed packed = kernel->pack(grid, values);
   for (const auto& [parameter, slot] : packed.slots)
     slots_ = std::max(slots_, static_cast<size_t>(slot.index) + 1);
   steps_.push_back({std::move(kernel), grid, std::move(packed)});
 }
 
-void Plan::run(Handle stream, const std::vector<int64_t>& slots) const {
+void LaunchList::run(Handle stream, const std::vector<int64_t>& slots) const {
   if (slots.size() != slots_)
-    throw std::invalid_argument("vitkern: the plan has " + std::to_string(slots_) + " slots, not " +
-                                std::to_string(slots.size()));
+    throw std::invalid_argument("vitkern: the launch list has " + std::to_string(slots_) +
+                                " slots, not " + std::to_string(slots.size()));
   for (const Step& step : steps_)
     for (const auto& [parameter, slot] : step.packed.slots)
       step.kernel->check_slot(parameter, slots[slot.index], slot.offset);
