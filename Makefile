@@ -90,7 +90,7 @@ sdist: $(VENV)/tools ## the source archive, into dist/
 docs: $(VENV)/ready ## docs/ops.md from the operator table
 	$(PY) tools/gen_ops_docs.py $(ARGS)
 
-gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu.md's table: 30 minutes
+gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu_kernels.md: 30 minutes
 	$(PY) tools/gpu_check.py $(ARGS)
 
 clean: ## remove everything that make made, .venv included

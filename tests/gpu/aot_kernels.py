@@ -9,11 +9,11 @@ from vitkern.gpu.launch import Recorder, executing, launch
 
 
 @triton.jit(do_not_specialize=["M"])
-def product(
+def matmul(
     x, w, bias, y, M, N, K, x_stride,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y (M, N) = x (M, K) w (N, K)^T + bias: what every kernel with a product looks like."""
+    """y (M, N) = x (M, K) w (N, K)^T + bias: what every kernel with a matmul looks like."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -33,7 +33,7 @@ def product(
 
 @triton.jit
 def scaled(x, y, D, BLOCK: tl.constexpr):
-    """A kernel without products: y = 2 x."""
+    """A kernel without matmuls: y = 2 x."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at, mask=at < D, other=0.0) * 2, mask=at < D)
 
@@ -44,13 +44,13 @@ def refused(x, y, D, BLOCK: tl.constexpr):
     tl.store(y, tl.load(x))
 
 
-def product_variant(arch, dtype=torch.bfloat16, K=768, warps=4, stages=3, precision="tf32", **tile):
+def matmul_variant(arch, dtype=torch.bfloat16, K=768, warps=4, stages=3, precision="tf32", **tile):
     row = configs.Row({"BM": 128, "BN": 128, "BK": 32, **tile}, warps, stages, "")
     x, w, y = (torch.empty(768, n, dtype=dtype, device="meta") for n in (K, K, 768))
     bias = torch.empty(768, dtype=dtype, device="meta")
     with executing(Recorder(arch)) as recorder:
         launch(
-            product, (6, 6), row, ("y",),
+            matmul, (6, 6), row, ("y",),
             x=x, w=w, bias=bias, y=y, M=768, N=768, K=K, x_stride=K, PRECISION=precision,
         )  # fmt: skip
     return recorder.launches[0].variant

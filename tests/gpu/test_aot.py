@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 import triton
 
-from tests.gpu.aot_kernels import plain_variant, product_variant, refused
+from tests.gpu.aot_kernels import matmul_variant, plain_variant, refused
 from vitkern.__main__ import main
 from vitkern.engines import trace as aot_list
 from vitkern.gpu.aot import build as aot
@@ -41,7 +41,7 @@ def run(capsys, *arguments):
 def few(monkeypatch):
     """`vitkern aot` builds two kernels instead of the models'."""
     monkeypatch.setattr(
-        aot_list, "variants", lambda arch, *_: [product_variant(arch), plain_variant(arch)]
+        aot_list, "variants", lambda arch, *_: [matmul_variant(arch), plain_variant(arch)]
     )
 
 
@@ -64,8 +64,8 @@ def test_build_writes_binaries_and_a_complete_manifest(capsys, few, tmp_path):
         assert entry["warp_size"] == (64 if entry["arch"] == "gfx942" else 32)
         assert entry["global_scratch"] == entry["profile_scratch"] == [0, 1]
         assert not list((tmp_path / "out").glob("**/.*")), "temporary files are left"
-    (entry,) = (e for e in manifest["kernels"] if (e["kernel"], e["arch"]) == ("product", "sm_80"))
-    variant = product_variant("sm_80")
+    (entry,) = (e for e in manifest["kernels"] if (e["kernel"], e["arch"]) == ("matmul", "sm_80"))
+    variant = matmul_variant("sm_80")
     assert entry["id"] == variant.name
     assert (entry["num_warps"], entry["num_stages"]) == (4, 3)
     assert entry["shared"] > 0

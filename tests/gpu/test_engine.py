@@ -82,7 +82,7 @@ def test_reads_bytes_in_any_layout():
 
 
 def test_large_means_and_outlier_channels_do_not_cancel():
-    """Folding LayerNorm into the product subtracts after multiplying: real streams must survive."""
+    """Folding LayerNorm into the GEMM subtracts after multiplying: real streams must survive."""
     model = tiny().eval()
     with torch.no_grad():
         model.patch_embed.proj.bias.add_(20)

@@ -53,14 +53,14 @@ def test_result_equals_torch(fake, operands, arch, with_bias, dtype):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_shared_memory_above_48_kb_is_asked_for(fake, arch):
     fake.reset(ARCHS[arch])
-    a, b, y = sample.product_operands()
-    launch = sample.product_launch(a, b, y, num_stages=4 if arch == "sm_100" else 3)
+    a, b, y = sample.matmul_operands()
+    launch = sample.matmul_launch(a, b, y, num_stages=4 if arch == "sm_100" else 3)
     shared = sample.compiled(launch.variant, arch).metadata.shared
     assert shared > 48 * 1024
     load(fake, launch, arch).launch(launch.grid, 0, values_of(launch))
     torch.testing.assert_close(y, a.float() @ b.float(), rtol=1e-4, atol=1e-4)
     assert f"opted in to {shared}" in fake.journal()
-    assert f"launch product (1, 1, 1) x 256, {shared} bytes, stream 0" in fake.journal()
+    assert f"launch matmul (1, 1, 1) x 256, {shared} bytes, stream 0" in fake.journal()
 
 
 def test_older_binaries_run_on_later_gpus_of_their_generation(fake, launch, operands):
@@ -190,13 +190,13 @@ def test_newer_binaries_of_a_generation_are_refused(fake, launch):
 
 def test_more_shared_memory_than_the_gpu_has_is_refused(fake):
     fake.reset(86)
-    launch = sample.product_launch(*sample.product_operands(), num_stages=5)
+    launch = sample.matmul_launch(*sample.matmul_operands(), num_stages=5)
     with pytest.raises(ValueError, match=r"shared memory.*Stand-in 86.*101376.*fewer stages"):
         load(fake, launch, "sm_80")
 
 
 def test_driver_refuses_shared_memory_without_opting_in(fake):
-    launch = sample.product_launch(*sample.product_operands())
+    launch = sample.matmul_launch(*sample.matmul_operands())
     kernel = load(fake, launch, _skip={"shared"})
     with pytest.raises(_C.DriverError, match="without opting in to more than 49152"):
         kernel.launch(launch.grid, 0, values_of(launch))
@@ -269,8 +269,8 @@ CALLS += ["cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute", "cu
 @pytest.mark.parametrize("call", CALLS)
 def test_driver_errors_are_raised_and_leave_no_trace(fake, call):
     """Whatever call fails, the error says so, and the same thing done again succeeds."""
-    a, b, y = sample.product_operands()
-    launch = sample.product_launch(a, b, y)
+    a, b, y = sample.matmul_operands()
+    launch = sample.matmul_launch(a, b, y)
     fake.call("cuInit", 0)
     fake.fail(call, 2)
     message = f"{call} failed with error 2: stand-in error 2: as the test wants. Free GPU memory"

@@ -9,17 +9,18 @@ import torch
 from tests.conftest import ROOT
 
 pytest.importorskip("triton")
-from tests.gpu.aot_kernels import plain_variant, product_variant
+from tests.gpu.aot_kernels import matmul_variant, plain_variant
 from vitkern.gpu import configs
 from vitkern.gpu.aot import build as aot
 from vitkern.gpu.aot import disassembly, hardware, machine_code
+from vitkern.gpu.aot.label import is_promised
 
 ARCHS = ("sm_80", "sm_90", "sm_120", "gfx942")
 
 
 @functools.cache
 def checked(arch, **settings) -> aot.Checked:
-    variant = product_variant(arch, **settings)
+    variant = matmul_variant(arch, **settings)
     return aot.check(variant, aot.compile_variant(variant, arch))
 
 
@@ -47,7 +48,7 @@ def test_flops_of_the_machine_code_are_those_of_the_source(arch, dtype):
     assert 0 < report.ceiling <= 1
 
 
-def test_ceiling_of_a_plain_product_is_the_tensor_cores():
+def test_ceiling_of_a_plain_matmul_is_the_tensor_cores():
     """A100: a 128 x 128 tile reads 96 bytes a clock of shared memory, below its 128."""
     report = checked("sm_80").report
     assert report.bound == "tensor" and report.ceiling == 1
@@ -66,7 +67,7 @@ def test_gate_on_tensor_instructions():
     _, _, report, broken, _ = checked("sm_80", dtype=torch.float32, precision="ieee", BM=64, BN=64)
     assert report.tensor == (0, 0) and report.asked.dots == 0 and broken == []
     wanting = dataclasses.replace(report, asked=checked("sm_80").report.asked)
-    assert machine_code.gates(wanting)[0].startswith("tensor: 1 products")
+    assert machine_code.gates(wanting)[0].startswith("tensor: 1 matmuls")
 
 
 def test_gate_on_shared_memory():
@@ -76,9 +77,9 @@ def test_gate_on_shared_memory():
 
 
 def test_gate_on_narrow_accesses():
-    """Rows of 767 numbers promise nothing: narrow loads are then no fault, and else they are."""
-    variant = product_variant("sm_80", K=767, BM=64, BN=64)
-    assert not aot.is_promised(variant)
+    """Rows of 767 elements promise nothing: narrow loads are then no fault, and else they are."""
+    variant = matmul_variant("sm_80", K=767, BM=64, BN=64)
+    assert not is_promised(variant)
     label, _, report, broken, _ = aot.check(variant, aot.compile_variant(variant, "sm_80"))
     assert "odd sizes" in label and broken == []
     assert [rule.partition(":")[0] for rule in machine_code.gates(report)] == ["loads"]
@@ -86,11 +87,11 @@ def test_gate_on_narrow_accesses():
 
 def test_excuses_are_for_one_rule(monkeypatch):
     report = checked("sm_120", stages=8).report
-    monkeypatch.setitem(machine_code.EXCUSED, ("product", "occupancy"), "known")
+    monkeypatch.setitem(machine_code.EXCUSED, ("matmul", "occupancy"), "known")
     assert [rule.partition(":")[0] for rule in machine_code.gates(report)] == ["shared memory"]
 
 
-def test_kernels_without_products_have_no_tensor_gate():
+def test_kernels_without_matmuls_have_no_tensor_gate():
     variant = plain_variant("sm_80")
     _, _, report, broken, _ = aot.check(variant, aot.compile_variant(variant, "sm_80"))
     assert broken == [] and report.ceiling is None and report.bound == ""
@@ -170,10 +171,10 @@ def test_loops_are_found_with_the_stubs_behind_the_end():
         ("UTCHMMA", "gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR2], idesc[UR9], UPT", 0, 0),
     ],
 )  # fmt: skip
-def test_products_of_tensor_instructions(opcode, operands, flops, bytes_read):
-    found = machine_code.product_of(disassembly.Instruction("", opcode, operands), warps=4)
+def test_matmuls_of_tensor_instructions(opcode, operands, flops, bytes_read):
+    found = machine_code.matmul_of(disassembly.Instruction("", opcode, operands), warps=4)
     assert (found.flops, found.shared) == (flops, bytes_read)
-    assert machine_code.product_of(disassembly.Instruction("", "FFMA", "R1, R2"), 4) is None
+    assert machine_code.matmul_of(disassembly.Instruction("", "FFMA", "R1, R2"), 4) is None
 
 
 def test_tools_that_cannot_read_a_binary_say_so():
@@ -185,24 +186,20 @@ def test_tools_that_cannot_read_a_binary_say_so():
 
 
 @pytest.fixture
-def tool(monkeypatch, tmp_path):
+def tool(monkeypatch):
     folder = ROOT / "tools"
     monkeypatch.syspath_prepend(str(folder))
     import gpu_check
 
-    monkeypatch.setattr(gpu_check, "PAGE", tmp_path / "gpu.md")
     return gpu_check
 
 
-def test_the_page_gets_its_table(tool):
-    tool.PAGE.write_text(f"# Title\nbefore\n{tool.BEGIN}\nold\n{tool.END}\nafter\n")
-    page = tool.page_with([checked("sm_90"), checked("sm_80"), checked("gfx942")])
-    assert page.startswith("# Title\nbefore\n") and page.endswith("after\n") and "old" not in page
+def test_the_page_says_what_made_it_and_lists_architectures_in_order(tool):
+    page = tool.page([checked("sm_90"), checked("sm_80"), checked("gfx942")])
+    assert tool.PAGE.read_text().startswith(tool.TITLE) and page.startswith(tool.TITLE)
+    assert "`python tools/gpu_check.py --shown`" in tool.TITLE
     assert page.index("sm_80") < page.index("sm_90") < page.index("gfx942")
     assert "| 100% | tensor |" in page
-    tool.PAGE.write_text("no place for it")
-    with pytest.raises(ValueError, match="has no <!-- machine-code table"):
-        tool.page_with([])
 
 
 def test_complaints_name_gate_and_kernel(tool, tmp_path):
@@ -210,5 +207,5 @@ def test_complaints_name_gate_and_kernel(tool, tmp_path):
     result.failures.append(aot.Failure("id", "sm_80", "why"))
     failed, shared, occupancy = tool.complaints(result)
     assert failed == "FAILED sm_80 id: why"
-    assert shared.startswith("GATE sm_120 product") and "shared memory" in shared
+    assert shared.startswith("GATE sm_120 matmul") and "shared memory" in shared
     assert "occupancy" in occupancy

@@ -35,9 +35,12 @@ IMAGES = {
         "planes",
         lambda t: torch.nn.functional.pad(t.contiguous(), (3, 2, 1, 4))[..., 1:-4, 3:-2],
     ),
-    "rgba": ("apart", lambda t: torch.cat([t, t], 1).permute(0, 2, 3, 1).contiguous()),
-    "transposed": ("apart", lambda t: t.mT.contiguous().mT),
-    "samples inside": ("apart", lambda t: t.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)),
+    "rgba": ("strided", lambda t: torch.cat([t, t], 1).permute(0, 2, 3, 1).contiguous()),
+    "transposed": ("strided", lambda t: t.mT.contiguous().mT),
+    "samples inside": (
+        "strided",
+        lambda t: t.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
+    ),
 }
 
 

@@ -13,7 +13,7 @@ _QUICK = tl.constexpr(1.702)
 
 @triton.jit
 def activate(x, NAME: tl.constexpr):
-    """NAME(x); gelu_tanh as x sigmoid(2 u), which is the same number without a tanh."""
+    """NAME(x); gelu_tanh as x sigmoid(2 u), which is the same without a tanh."""
     if NAME == "gelu":
         return 0.5 * x * (1.0 + tl.math.erf(x * _SQRT_HALF))
     elif NAME == "gelu_tanh":

@@ -1,10 +1,10 @@
 """attention: y = dropout(softmax(q k^T * scale + bias)) v; one read of q, k and v, one write of y.
 
-A program holds BM queries of one head and walks over its keys in tiles of BN, with the running
-maximum and sum of each row (the S x S scores are never stored). Full tiles have no masks; the rest
-of the keys go in tiles of BT. A head of E channels is held as E1 + E2 (80 = 64 + 16): padding it to
-the next power of two would cost up to twice the work and the registers. Exponentials are powers of
-two with log2(e) in the scale, so that a score costs one FMA and one EX2.
+Flash attention: a program holds BM queries of one head and walks over its keys in tiles of BN with
+an online softmax, so the S x S scores are never stored. Full tiles have no masks; the rest of the
+keys go in tiles of BT. A head of E channels is held as E1 + E2 (80 = 64 + 16): padding it to the
+next power of two would cost up to twice the work and the registers. Exponentials are powers of two
+with log2(e) in the scale, so that a score costs one FMA and one EX2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import configs, philox
+from . import configs, heads, philox
 from .gemm import precision_of, rounded
 from .launch import arch_of, cdiv, launch
 
@@ -47,55 +47,57 @@ def span(tile, offsets, sequences, S, queries, BM: tl.constexpr):
 
 
 @triton.jit
-def load_tile(
-    at, rows, stride, live,
-    FIRST: tl.constexpr, WIDTH: tl.constexpr, E: tl.constexpr, MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """(rows, WIDTH): channels FIRST... of rows `rows` beyond `at`; 0 where there are none."""
-    e = FIRST + tl.arange(0, WIDTH)
-    where = at + rows[:, None] * stride + e[None, :]
-    if MASK and FIRST + WIDTH > E:
-        tile = tl.load(where, mask=live[:, None] & (e < E)[None, :], other=0.0)
-    elif MASK:
-        tile = tl.load(where, mask=live[:, None], other=0.0)
-    elif FIRST + WIDTH > E:
-        tile = tl.load(where, mask=(e < E)[None, :], other=0.0)
-    else:
-        tile = tl.load(where)
-    return rounded(tile, PRECISION)
+def own_tile(tiles, offsets, S, queries, BM: tl.constexpr):
+    """(head of the B * H, first row, end of rows, first key, end of keys) of this program's tile.
+
+    `tiles` is (tiles of a head, sequences), as tiles_of counts them.
+    """
+    each, sequences = tiles
+    head = (tl.program_id(0) // each).to(tl.int64)
+    row, rows_end, begin, end = span(tl.program_id(0) % each, offsets, sequences, S, queries, BM)
+    return head, row, rows_end, begin, end
 
 
 @triton.jit
-def store_tile(
-    at, rows, stride, live, values, FIRST: tl.constexpr, WIDTH: tl.constexpr, E: tl.constexpr
-):
-    e = FIRST + tl.arange(0, WIDTH)
-    mask = live[:, None] & (e < E)[None, :] if FIRST + WIDTH > E else live[:, None]
-    tl.store(at + rows[:, None] * stride + e[None, :], values.to(at.dtype.element_ty), mask=mask)
+def parts_of(qkv, strides, b, h, UNIT: tl.constexpr):
+    """Where head h of sample b has its q, k and v, and the stride between their rows."""
+    b_stride, s_stride, part_stride, h_stride = strides
+    part = part_stride.to(tl.int64) * UNIT
+    q_at = qkv + (b * b_stride + h * h_stride) * UNIT
+    k_at = q_at + part
+    return q_at, k_at, k_at + part, s_stride * UNIT
+
+
+@triton.jit
+def load_bias(at, stride, rows_live, live, BM: tl.constexpr, N: tl.constexpr, MASK: tl.constexpr):
+    """(BM, N) in fp32; MASK: only the live ones of the keys."""
+    where = at + tl.arange(0, BM)[:, None] * stride + tl.arange(0, N)[None, :]
+    mask = rows_live[:, None] & live[None, :] if MASK else rows_live[:, None]
+    return tl.load(where, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _step(
-    q1, q2, sums1, sums2, top, total, k_at, v_at, stride, bias_at, bias_row, row, rows_live, first,
-    end, S, scale, seed, limit, head,
-    E: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
-    MASK: tl.constexpr, DROP: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
+    q, state, k_at, v_at, stride, bias_at, bias_stride, rows, first, end, S, scale, seed, limit,
+    HEAD: tl.constexpr, BM: tl.constexpr, N: tl.constexpr, MASK: tl.constexpr,
+    QUADS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of N keys from `first` on; with a bias scores are natural, else in powers of two."""
+    """Online softmax over a tile of N keys from `first` on.
+
+    `state` is (sums of P v, the rows' running maximum and sum), `rows` (head, first row, which are
+    live). With a bias scores are natural, else in powers of two.
+    """
+    sums, top, total = state
+    head, row, rows_live = rows
     n = tl.arange(0, N)
     live = n < end - first
     ahead = tl.cast(first, tl.int64) * stride
-    k = load_tile(k_at + ahead, n, stride, live, 0, E1, E, MASK, PRECISION)
-    v = load_tile(v_at + ahead, n, stride, live, 0, E1, E, MASK, PRECISION)
-    s = tl.dot(q1, tl.trans(k), input_precision=PRECISION)  # (BM, N)
-    if E2 > 0:
-        k = load_tile(k_at + ahead, n, stride, live, E1, E2, E, MASK, PRECISION)
-        s = tl.dot(q2, tl.trans(k), s, input_precision=PRECISION)
+    k = heads.load(k_at + ahead, n, stride, live, HEAD, MASK, PRECISION)
+    v = heads.load(v_at + ahead, n, stride, live, HEAD, MASK, PRECISION)
+    s = heads.dot(q, k, HEAD, PRECISION)  # (BM, N)
     if bias_at is not None:
-        at = bias_at + first + tl.arange(0, BM)[:, None] * bias_row + n[None, :]
-        mask = rows_live[:, None] & live[None, :] if MASK else rows_live[:, None]
-        s = tl.fma(s, scale, tl.load(at, mask=mask, other=0.0).to(tl.float32))
+        bias = load_bias(bias_at + first, bias_stride, rows_live, live, BM, N, MASK)
+        s = tl.fma(s, scale, bias)
     if MASK:
         s = tl.where(live[None, :], s, float("-inf"))
     peak = tl.max(s, 1)
@@ -112,69 +114,61 @@ def _step(
     if MASK:
         p = tl.where(live[None, :], p, 0.0)  # -inf * scale is NaN when scale is 0
     total = total * decay + tl.sum(p, 1)
-    if DROP:
-        rows = head * S + row + tl.arange(0, BM)
-        keep = philox.keep_tile(seed, rows, first, S, limit, philox.ELEMENTS, N, QUADS)
+    if seed is not None:
+        index = head * S + row + tl.arange(0, BM)
+        keep = philox.keep_tile(seed, index, first, S, limit, philox.ELEMENTS, N, QUADS)
         p = tl.where(keep, p, 0.0)
-    p = rounded(p.to(v.dtype), PRECISION)
-    sums1 = tl.dot(p, v, sums1 * decay[:, None], input_precision=PRECISION)
-    if E2 > 0:
-        v = load_tile(v_at + ahead, n, stride, live, E1, E2, E, MASK, PRECISION)
-        sums2 = tl.dot(p, v, sums2 * decay[:, None], input_precision=PRECISION)
-    return sums1, sums2, higher, total
+    p = rounded(p.to(v[0].dtype), PRECISION)
+    return heads.add(heads.scaled(sums, decay, HEAD), p, v, HEAD, PRECISION), higher, total
 
 
-@triton.jit(
-    do_not_specialize=[
-        "sequences", "S", "queries", "H", "tiles", "b_stride", "s_stride", "part_stride",
-        "h_stride", "bias_b", "bias_h", "bias_s", "limit",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["strides", "bias_strides", "tiles", "S", "queries", "H", "dropout"])
 def attention_forward(
-    qkv, bias, y, lse, seed, offsets,
-    b_stride, s_stride, part_stride, h_stride, bias_b, bias_h, bias_s,
-    sequences, S, queries, H, tiles, scale, limit, keep_scale,
-    E: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, UNIT: tl.constexpr,
-    BIAS_UNIT: tl.constexpr, NEGATIVE: tl.constexpr, DROP: tl.constexpr, QUADS: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    qkv,  # (B, S, 3, H, E) by strides
+    bias,  # (B or 1, H or 1, S, S) by bias_strides, or None
+    y,  # (B, queries, H, E)
+    lse,  # (B, H, queries) fp32: log-sum-exp, or None
+    seed,  # (1,) int64, or None: no dropout
+    offsets,  # (sequences + 1,) int32, or None: one sequence
+    strides,  # of B, S, the three parts and H, in UNITs
+    bias_strides,  # of B, H and S, in BIAS_UNITs
+    tiles,  # of a head, and sequences
+    S, queries, H, scale,
+    dropout,  # (threshold, scale)
+    HEAD: tl.constexpr, UNIT: tl.constexpr, BIAS_UNIT: tl.constexpr, NEGATIVE: tl.constexpr,
+    QUADS: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """qkv (B, S, 3, H, E) by strides (in UNITs) -> y (B, queries, H, E), lse (B, H, queries)."""
-    head = (tl.program_id(0) // tiles).to(tl.int64)  # of the B * H
+    head, row, rows_end, begin, end = own_tile(tiles, offsets, S, queries, BM)
     b, h = head // H, head % H
-    row, rows_end, begin, end = span(tl.program_id(0) % tiles, offsets, sequences, S, queries, BM)
-    stride = s_stride * UNIT
-    q_at = qkv + (b * b_stride + h * h_stride) * UNIT
-    k_at = q_at + part_stride.to(tl.int64) * UNIT
-    v_at = k_at + part_stride.to(tl.int64) * UNIT
+    q_at, k_at, v_at, stride = parts_of(qkv, strides, b, h, UNIT)
+    limit, keep_scale = dropout
     m = tl.arange(0, BM)
     live = m < rows_end - row
     row64 = tl.cast(row, tl.int64)
-    q1 = load_tile(q_at + row64 * stride, m, stride, live, 0, E1, E, True, PRECISION)
-    q2 = q1
-    if E2 > 0:
-        q2 = load_tile(q_at + row64 * stride, m, stride, live, E1, E2, E, True, PRECISION)
-    if NEGATIVE:  # `scale` is positive, so that the largest score has the largest product
-        q1, q2 = -q1, -q2
+    q = heads.load(q_at + row64 * stride, m, stride, live, HEAD, True, PRECISION)
+    if NEGATIVE:  # `scale` is positive, so that the largest q k^T has the largest score
+        q = -q[0], -q[1]
+    bias_b, bias_h, bias_s = bias_strides
     bias_at = None
     if bias is not None:
         bias_at = bias + (b * bias_b + h * bias_h + row64 * bias_s) * BIAS_UNIT
     factor = scale if bias is not None else scale * LOG2E
-    sums1 = tl.zeros((BM, E1), tl.float32)
-    sums2 = tl.zeros((BM, E2 if E2 > 0 else 16), tl.float32)
+    sums = heads.zeros(BM, HEAD)
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     full = begin + (end - begin) // BN * BN
     for first in range(begin, full, BN):
-        sums1, sums2, top, total = _step(
-            q1, q2, sums1, sums2, top, total, k_at, v_at, stride, bias_at, bias_s * BIAS_UNIT, row,
-            live, first, end, S, factor, seed, limit, head, E, E1, E2, BM, BN, False, DROP, QUADS,
-            PRECISION,
+        sums, top, total = _step(
+            q, (sums, top, total), k_at, v_at, stride, bias_at, bias_s * BIAS_UNIT,
+            (head, row, live), first, end, S, factor, seed, limit,
+            HEAD, BM, BN, False, QUADS, PRECISION,
         )  # fmt: skip
     for first in tl.range(full, end, BT, num_stages=1):
-        sums1, sums2, top, total = _step(
-            q1, q2, sums1, sums2, top, total, k_at, v_at, stride, bias_at, bias_s * BIAS_UNIT, row,
-            live, first, end, S, factor, seed, limit, head, E, E1, E2, BM, BT, True, DROP, QUADS,
-            PRECISION,
+        sums, top, total = _step(
+            q, (sums, top, total), k_at, v_at, stride, bias_at, bias_s * BIAS_UNIT,
+            (head, row, live), first, end, S, factor, seed, limit,
+            HEAD, BM, BT, True, QUADS, PRECISION,
         )  # fmt: skip
     if lse is not None:
         if bias is None:
@@ -182,12 +176,11 @@ def attention_forward(
         level = tl.where(top == float("inf"), top, top + tl.log(total))  # total is NaN there
         tl.store(lse + head * queries + row + m, level, mask=live)
     share = 1.0 / total
-    if DROP:
+    if seed is not None:
         share *= keep_scale
-    y_at = y + ((b * queries + row64) * H + h) * E
-    store_tile(y_at, m, H * E, live, sums1 * share[:, None], 0, E1, E)
-    if E2 > 0:
-        store_tile(y_at, m, H * E, live, sums2 * share[:, None], E1, E2, E)
+    width = H * HEAD[0]
+    y_at = y + ((b * queries + row64) * H + h) * HEAD[0]
+    heads.store(y_at, m, width, live, heads.scaled(sums, share, HEAD), HEAD)
 
 
 # Two halves rather than one wide part: 64 + 64 takes 10 to 60 registers less than 128 would, and
@@ -222,16 +215,19 @@ def unit(steps: list[int]) -> int:
     return 8 if all(step % 8 == 0 for step in steps) else 1
 
 
+def in_units(steps: list[int], size: int) -> tuple[int, ...]:
+    return tuple(step // size for step in steps)
+
+
 def bias_arguments(bias: Tensor | None) -> dict[str, object]:
     """bias (B or 1, H or 1, S, S) in place, with a stride of 0 along an axis it is broadcast."""
     if bias is None:
-        return dict(bias=None, bias_b=0, bias_h=0, bias_s=0, BIAS_UNIT=1)
+        return dict(bias=None, bias_strides=(0, 0, 0), BIAS_UNIT=1)
     if bias.stride(3) != 1 and bias.shape[3] > 1:
         bias = bias.contiguous()
     steps = strides(bias, 0, 1, 2)
     size = unit(steps)
-    b, h, s = (step // size for step in steps)
-    return dict(bias=bias, bias_b=b, bias_h=h, bias_s=s, BIAS_UNIT=size)
+    return dict(bias=bias, bias_strides=in_units(steps, size), BIAS_UNIT=size)
 
 
 def plain(offsets: Tensor | None) -> Tensor | None:
@@ -243,9 +239,7 @@ def dropout_arguments(
 ) -> dict[str, object]:
     return dict(
         seed=seed if p else None,
-        limit=philox.threshold(p),
-        keep_scale=float(philox.scale(p)),
-        DROP=p > 0,
+        dropout=philox.limits(p),
         QUADS=p > 0 and S % 4 == 0 and offsets is None,  # tiles start at multiples of 4
     )
 
@@ -291,18 +285,15 @@ def attend(
     qkv = by_rows(qkv)
     steps = strides(qkv, 0, 1, 2, 3)
     size = unit(steps)
-    b_stride, s_stride, part_stride, h_stride = (step // size for step in steps)
     extra = bias is not None or dropout_p > 0
     row = row_for("attention_forward", qkv, max(queries, 1), extra)
-    tiles, sequences = tiles_of(offsets, queries, row.blocks["BM"])
-    E1, E2 = parts(E)
+    tiles = tiles_of(offsets, queries, row.blocks["BM"])
     launch(
-        attention_forward, (tiles * H * B,), row, writes=("y",) if lse is None else ("y", "lse"),
+        attention_forward, (tiles[0] * H * B,), row, writes=("y",) if lse is None else ("y", "lse"),
         qkv=qkv, y=y, lse=lse, offsets=plain(offsets), **bias_arguments(bias),
-        **dropout_arguments(dropout_p, seed, offsets, S), b_stride=b_stride, s_stride=s_stride,
-        part_stride=part_stride, h_stride=h_stride, sequences=sequences, S=S, queries=queries, H=H,
-        tiles=tiles, scale=abs(float(scale)), E=E, E1=E1, E2=E2, UNIT=size, NEGATIVE=scale < 0,
-        PRECISION=precision_of(qkv),
+        **dropout_arguments(dropout_p, seed, offsets, S), strides=in_units(steps, size),
+        tiles=tiles, S=S, queries=queries, H=H, scale=abs(float(scale)), HEAD=(E, *parts(E)),
+        UNIT=size, NEGATIVE=scale < 0, PRECISION=precision_of(qkv),
     )  # fmt: skip
 
 

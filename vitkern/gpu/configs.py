@@ -1,9 +1,9 @@
 """The launch table: block sizes, warps and pipeline stages per kernel, architecture and shape.
 
 No autotuning at run time: a launch takes the first row that fits, so results are reproducible and
-the ahead-of-time build knows every binary that can be asked for. Each row has its reason. The
-numbers behind the reasons are static (registers, shared memory, instruction mix: docs/gpu.md), as
-no row has been timed on a GPU yet.
+the ahead-of-time build knows every binary that can be asked for. Each row has its reason. No row
+has been timed on a GPU yet: the reasons are what the machine code shows (registers, shared memory,
+instruction mix: docs/gpu_kernels.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Row(NamedTuple):
     num_stages: int
     why: str
     archs: tuple[str, ...] = ARCHS
-    bits: tuple[int, ...] = (16, 32)  # of the matrices' numbers
+    bits: tuple[int, ...] = (16, 32)  # of the matrices' elements
     upto: Mapping[str, int] = {}  # the bucket: the largest sizes it serves, by axis letter
 
 
@@ -30,20 +30,20 @@ class Row(NamedTuple):
 TABLE: dict[str, tuple[Row, ...]] = {}
 
 
-# ---- products: norm_linear, folded_linear, linear_residual and their gradients ----
+# ---- GEMMs: norm_linear, folded_linear, linear_residual and their gradients ----
 
 # 64 x 32 or 64 x 64 of a tile per warp: at most 6 or 8 ldmatrix feed 16 or 32 tensor instructions,
 # three quarters of the shared memory's rate. Eight warps leave the epilogue (erf, masks) enough
 # registers.
 _MMA = ("sm_80", "sm_86", "sm_89", "sm_120", "gfx942")
-_WGMMA = ("sm_90", "sm_100")  # products read shared memory themselves: wgmma, tcgen05
+_WGMMA = ("sm_90", "sm_100")  # wgmma and tcgen05 read shared memory themselves
 _SMALL = Row(
     {"BM": 64, "BN": 64, "BK": 64, "GROUP": 8}, 4, 4, "few rows: four times as many programs",
     ARCHS, (16,), {"M": 512},
 )  # fmt: skip
 _WIDE_TILE = Row(
     {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8}, 8, 3,
-    "factors come from shared memory: 64 x 256 per instruction halves a 128-wide tile's reads",
+    "operands come from shared memory: 64 x 256 per instruction halves a 128-wide tile's reads",
     _WGMMA, (16,),
 )  # fmt: skip
 _EIGHT = Row(
@@ -52,7 +52,7 @@ _EIGHT = Row(
 _FOUR = _EIGHT._replace(num_warps=4, archs=("sm_80", "gfx942"))
 _FP32 = Row(
     {"BM": 64, "BN": 64, "BK": 32, "GROUP": 8}, 4, 3,
-    "three tf32 products a step leave registers for 64 x 64 only", ARCHS, (32,),
+    "three tf32 matmuls a step leave registers for 64 x 64 only", ARCHS, (32,),
 )  # fmt: skip
 _NORMED = _FOUR._replace(
     why="normalising A twice, once for each half of the columns, would fill its 64 fp32 lanes"
@@ -64,7 +64,7 @@ TABLE["input_gradient"] = (_SMALL, _WIDE_TILE, _EIGHT, _FP32)
 TABLE["weight_gradient"] = (
     _WIDE_TILE,
     _FOUR._replace(
-        why="64 x 64 per warp: transposed factors take the shared memory's whole rate",
+        why="64 x 64 per warp: transposed operands take the shared memory's whole rate",
         upto={"odd": 0},
     ),
     _EIGHT._replace(why="no spills; below half of sm_80's tensor rate 64 x 32 per warp is enough"),
@@ -87,11 +87,10 @@ TABLE["layernorm_backward"] = (
     Row({"BM": 1}, 8, 1, "one long row over eight warps"),
 )
 TABLE["sum_parts"] = (Row({"BP": 32, "BL": 128}, 4, 1, "512 bytes of each of 32 parts at once"),)
-TABLE["elementwise"] = (Row({"BM": 16, "BN": 128}, 4, 1, "16 numbers a thread, 128-bit accesses"),)
+TABLE["elementwise"] = (Row({"BM": 16, "BN": 128}, 4, 1, "16 elements a thread, 128-bit accesses"),)
 
 # ---- patch_embed ----
 
-_WGMMA = ("sm_90", "sm_100")  # they multiply from shared memory: fragments cost no registers
 TABLE["patch_embed_forward"] = (
     Row(
         {"BM": 64, "BN": 32, "BK": 64},
@@ -149,7 +148,7 @@ TABLE["patch_embed_forward"] = (
         {"BM": 64, "BN": 64, "BK": 32},
         4,
         3,
-        "three tf32 products a step leave registers for 64 x 64 only",
+        "three tf32 matmuls a step leave registers for 64 x 64 only",
         ARCHS,
         (32,),
     ),
@@ -211,12 +210,12 @@ def _plain(*rows: Row) -> tuple[Row, ...]:
 
 _EXTRA = "a tile of scores more in registers"
 _FEW = "few programs: tiles of 64 rows use twice the multiprocessors"
-_SPLIT = "three tf32 products: each operand is held twice, so smaller tiles"
+_SPLIT = "three tf32 matmuls: each operand is held twice, so smaller tiles"
 TABLE["attention_forward"] = (
     *_plain(
         Row(_walk(64, 64), 4, 3, _FEW, ("sm_80",), (16,), {"E": 80, "programs": 128}),
         Row(
-            _walk(128, 64), 4, 3, "32 rows a warp: 40 ldmatrix feed 128 products, tensor-bound",
+            _walk(128, 64), 4, 3, "32 rows a warp: 40 ldmatrix feed 128 mma, tensor-bound",
             ("sm_80",), (16,), {"E": 80, "waste": 6},
         ),
         Row(_walk(64, 64), 2, 3, "the same per warp, half the tile", ("sm_80",), (16,), {"E": 80}),
@@ -261,7 +260,7 @@ TABLE["attention_backward_queries"] = (
         Row(_walk(32, 32), 2, 2, "64 keys would spill", _SMALL_SHARED, (16,), {"E": 80}),
         Row(_walk(64, 32), 4, 2, "64 keys would spill", _SYNC, (16,), {"E": 128}),
         Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_90",), (16,), {"E": 96}),
-        Row(_walk(128, 64), 8, 2, "all products at the tensor cores' rate", ("sm_90",), (16,),
+        Row(_walk(128, 64), 8, 2, "all matmuls at the tensor cores' rate", ("sm_90",), (16,),
             {"E": 128}),
         Row(_walk(128, 64), 4, 2, "sums in tensor memory", ("sm_100",), (16,), {"E": 80}),
         Row(_walk(64, 64), 4, 2, "the tensor memory's limit", ("sm_100",), (16,), {"E": 128}),
@@ -282,7 +281,7 @@ TABLE["attention_backward_keys"] = (
         Row(_walk(64, 32), 4, 2, "64 queries would spill", _SMALL_SHARED, (16,), {"E": 96}),
         Row(_walk(128, 32), 8, 2, "64 rows on four warps would spill", _SYNC, (16,), {"E": 128}),
         Row(_walk(64, 64), 4, 2, _TWO_SUMS, ("sm_90",), (16,), {"E": 96}),
-        Row(_walk(128, 64), 8, 2, "all products at the tensor cores' rate", ("sm_90",), (16,),
+        Row(_walk(128, 64), 8, 2, "all matmuls at the tensor cores' rate", ("sm_90",), (16,),
             {"E": 128}),
         Row(_walk(128, 64), 8, 2, "sums in tensor memory", ("sm_100",), (16,), {"E": 64}),
         Row(_walk(64, 64), 4, 2, "the tensor memory's limit", ("sm_100",), (16,), {"E": 128}),
@@ -330,7 +329,7 @@ def nearest_arch(arch: str) -> str:
     return older[-1] if older else "sm_80"
 
 
-# "fp32" multiplies each number as two tf32 halves (three products, errors near fp32's own), which
+# "fp32" multiplies each element as two tf32 halves (three matmuls, errors near fp32's own), which
 # tensor cores do faster than the FMA units do plain fp32; AMD's matrix cores multiply fp32 itself.
 def dot_precision(arch: str, allow_tf32: bool) -> str:
     """Triton's input_precision for fp32 operands; 16-bit ones ignore it."""

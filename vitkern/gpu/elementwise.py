@@ -1,6 +1,6 @@
 """Gradients that pass through masks and activations alone: one read, one write.
 
-Where a product follows or precedes, the same is done in its epilogue instead (gemm_backward.py).
+Where a GEMM follows or precedes, the same is done in its epilogue instead (gemm_backward.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from .activations import derivative
 from .gemm import row_for, rows_of
 
 
-@triton.jit(do_not_specialize=["M", "S", "limit", "path_limit", "element_seed", "path_seed"])
+@triton.jit(do_not_specialize=["M", "S", "dropout", "drop_path", "element_seed", "path_seed"])
 def masked_gradient_kernel(
     grad,  # (M, N) by rows
     out,  # (M, N)
     element_seed,  # (1,) int64 or None
     path_seed,  # (1,) int64 or None
-    M, N, S, grad_stride, limit, keep_scale, path_limit, path_scale,
+    M, N, S, grad_stride,
+    dropout, drop_path,  # (threshold, scale) each
     QUADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -30,9 +31,11 @@ def masked_gradient_kernel(
     g = tl.load(grad + rows[:, None] * grad_stride + columns[None, :], mask=mask, other=0.0)
     g = g.to(tl.float32)
     if path_seed is not None:
+        path_limit, path_scale = drop_path
         kept = philox.keep(path_seed, rows // S, path_limit, philox.PATH)
         g = tl.where(kept[:, None], g * path_scale, 0.0)
     if element_seed is not None:
+        limit, keep_scale = dropout
         first = tl.program_id(1) * BN
         kept = philox.keep_tile(element_seed, rows, first, N, limit, philox.ELEMENTS, BN, QUADS)
         g = tl.where(kept, g * keep_scale, 0.0)
@@ -69,9 +72,8 @@ def masked_gradient(
     _launch(
         masked_gradient_kernel, grad=rows, out=out,
         element_seed=seed if dropout_p else None, path_seed=seed if drop_path_p else None,
-        S=S, grad_stride=stride, limit=philox.threshold(dropout_p),
-        keep_scale=philox.scale(dropout_p), path_limit=philox.threshold(drop_path_p),
-        path_scale=philox.scale(drop_path_p), QUADS=grad.shape[-1] % 4 == 0,
+        S=S, grad_stride=stride, dropout=philox.limits(dropout_p),
+        drop_path=philox.limits(drop_path_p), QUADS=grad.shape[-1] % 4 == 0,
     )  # fmt: skip
     return out
 

@@ -1,4 +1,4 @@
-"""The matrix products that the operators share: tiles of A (M, K) times W (N, K) transposed.
+"""The GEMM that the operators share: tiles of A (M, K) times W (N, K) transposed.
 
 A program computes a BM x BN tile in BM * BN fp32 accumulators and walks along K in steps of BK.
 Rows and columns beyond the matrix are clamped to its last one instead of masked, so that the loop's
@@ -16,14 +16,26 @@ from . import configs, launch
 
 
 @triton.jit
-def tile_of(pid, M, N, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
-    """(row block, column block): GROUP row blocks run side by side, so that W stays in L2."""
+def own_tile(M, N, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """(rows, columns, column block) of this program's tile of an (M, N) matrix.
+
+    GROUP row blocks run side by side, so that W stays in L2.
+    """
+    pid = tl.program_id(0)
     blocks_m, blocks_n = tl.cdiv(M, BM), tl.cdiv(N, BN)
     group = pid // (GROUP * blocks_n)
     first = group * GROUP
     size = tl.minimum(blocks_m - first, GROUP)
     inside = pid % (GROUP * blocks_n)
-    return first + inside % size, inside // size
+    block_m, block_n = first + inside % size, inside // size
+    return block_m * BM + tl.arange(0, BM), block_n * BN + tl.arange(0, BN), block_n
+
+
+@triton.jit
+def elements_of(rows, columns, M, N):
+    """Where a tile's elements are in a contiguous (M, N) matrix, and which of them are in it."""
+    at = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    return at, (rows < M)[:, None] & (columns < N)[None, :]
 
 
 @triton.jit
@@ -40,7 +52,7 @@ def rounded(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def product(
+def matmul(
     x, weight, rows, columns, M, N, K, x_stride,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr,
@@ -64,7 +76,7 @@ def product(
 
 
 @triton.jit
-def normalised_product(
+def normalised_matmul(
     x, stats, norm_weight, norm_bias, weight, rows, columns, M, N, K, x_stride,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr,
@@ -135,7 +147,7 @@ def _torch_allows_tf32() -> bool:
 
 
 def row_for(kernel: str, t: Tensor, **sizes: int) -> configs.Row:
-    """The launch table's row for a kernel on `t`: the weight of a product, else what it reads."""
+    """The launch table's row for a kernel on `t`: a GEMM's weight, else what it reads."""
     return configs.pick(kernel, launch.arch_of(t), 8 * t.element_size(), **sizes)
 
 

@@ -19,7 +19,7 @@ from .activations import activate, derivative
 PROGRAMS = 256  # weight-gradient programs, at most: two for each of an A100's 108 processors
 
 
-@triton.jit(do_not_specialize=["M", "limit", "seed"])
+@triton.jit(do_not_specialize=["M", "dropout", "seed"])
 def input_gradient_kernel(
     grad,  # (M, N) by rows
     weight,  # (N, K)
@@ -28,13 +28,13 @@ def input_gradient_kernel(
     dx,  # (M, K)
     hidden,  # (M, K): dropout(ACTIVATION(pre)), or None
     seed,  # (1,) int64: dropout of hidden, or None
-    M, N, K, grad_stride, limit, keep_scale,
+    M, N, K, grad_stride,
+    dropout,  # (threshold, scale)
     ACTIVATION: tl.constexpr, EVEN: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """A BM x BN tile of dx; BK is the step along N, the inner axis here."""
-    block_m, block_k = gemm.tile_of(tl.program_id(0), M, K, BM, BN, GROUP)
-    rows, columns = block_m * BM + tl.arange(0, BM), block_k * BN + tl.arange(0, BN)
+    rows, columns, block_k = gemm.own_tile(M, K, BM, BN, GROUP)
     n = tl.arange(0, BK)
     g_at = grad + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * grad_stride + n[None, :]
     w_at = weight + n.to(tl.int64)[:, None] * K + tl.minimum(columns, K - 1)[None, :]
@@ -55,12 +55,12 @@ def input_gradient_kernel(
         sums = tl.dot(g, w, sums, input_precision=PRECISION)
         g_at += BK
         w_at += BK * K
-    at = rows.to(tl.int64)[:, None] * K + columns[None, :]
-    mask = (rows < M)[:, None] & (columns < K)[None, :]
+    at, mask = gemm.elements_of(rows, columns, M, K)
     if pre is not None:
         x = tl.load(pre + at, mask=mask, other=0.0).to(tl.float32)
         h = activate(x, ACTIVATION)
         if seed is not None:
+            limit, keep_scale = dropout
             kept = philox.keep_tile(seed, rows, block_k * BN, K, limit, philox.HIDDEN, BN, QUADS)
             h = tl.where(kept, h * keep_scale, 0.0)
             sums = tl.where(kept, sums * keep_scale, 0.0)
@@ -73,7 +73,7 @@ def input_gradient_kernel(
 def weight_gradient_kernel(
     grad,  # (M, N) by rows
     x,  # (M, K) by rows
-    weight,  # (N, K): its dtype is the product's
+    weight,  # (N, K): its dtype is the GEMM's
     parts,  # (splits, N, K): fp32 shares, or dW itself
     bias_parts,  # (splits, N), or None
     M, N, K, grad_stride, x_stride, rows_each,
@@ -81,9 +81,8 @@ def weight_gradient_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """A BM x BN tile of dW (BM of N, BN of K) from rows_each rows; BK rows are one step."""
-    block_n, block_k = gemm.tile_of(tl.program_id(0), N, K, BM, BN, GROUP)
+    n, k, block_k = gemm.own_tile(N, K, BM, BN, GROUP)
     split = tl.program_id(1)
-    n, k = block_n * BM + tl.arange(0, BM), block_k * BN + tl.arange(0, BN)
     first = split.to(tl.int64) * rows_each
     last = tl.minimum(first + rows_each, M)
     steps = tl.arange(0, BK)
@@ -103,9 +102,8 @@ def weight_gradient_kernel(
     mask = (n < N)[:, None] & (k < K)[None, :]
     at = (split.to(tl.int64) * N + n)[:, None] * K + k[None, :]
     tl.store(parts + at, sums.to(parts.dtype.element_ty), mask=mask)
-    if (
-        bias_parts is not None and block_k == 0
-    ):  # a loop of its own: in the other one the sum would cost every program
+    # A loop of its own: in the other one the sum would cost every program.
+    if bias_parts is not None and block_k == 0:
         for start in range(first, last, BK):
             rows = start + steps
             g_mask = (rows < last)[:, None] & (n < N)[None, :]
@@ -180,7 +178,7 @@ def input_gradient(
         input_gradient_kernel, gemm.tiles(M, K, row), row, ("dx", "hidden"),
         grad=grad, weight=weight, gamma=gemm.vector(gamma), pre=pre, dx=dx, hidden=hidden,
         seed=seed if dropout_p else None, M=M, N=N, K=K, grad_stride=grad_stride,
-        limit=philox.threshold(dropout_p), keep_scale=philox.scale(dropout_p),
+        dropout=philox.limits(dropout_p),
         ACTIVATION=activation, EVEN=gemm.even(N, row) and K % row.blocks["BN"] == 0,
         QUADS=K % 4 == 0, PRECISION=gemm.precision_of(weight),
     )  # fmt: skip

@@ -1,10 +1,13 @@
 """How every Triton kernel of vitkern is started: one function, whatever executes the launch.
 
-A launcher (`vitkern/gpu/<operator>.py`) says kernel, grid, settings and arguments; the *executor*
-in force decides what becomes of that: the device's own (a compiled binary through the C++ launcher,
-or Triton's compiler when there is none), the interpreter of the tests, or a recorder that only
-writes launches down (plans, the ahead-of-time list, traffic counts). So the launches that are
+A launcher (`vitkern/gpu/<operator>.py`) says kernel, grid, settings and arguments; the active
+*executor* decides what becomes of that: the device's own (a compiled binary through the C++
+launcher, or Triton's compiler when there is none), the interpreter of the tests, or a recorder that
+only writes launches down (plans, the ahead-of-time list, traffic counts). So the launches that are
 tested, compiled, counted and run are the same ones.
+
+What belongs together is one argument of a kernel: a tuple of numbers, such as a tensor's strides.
+The compiled kernel takes its elements one by one, under the names "strides.0", "strides.1", ...
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,12 +34,13 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+T = TypeVar("T")
 ALIGNMENT = 16  # bytes of a pointer, or units of a size, that make 128-bit accesses possible
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What has to be compiled for a launch: everything about it but its numbers and addresses."""
+    """What has to be compiled for a launch: everything about it but its sizes and addresses."""
 
     kernel: JITFunction
     signature: tuple[tuple[str, str], ...]  # run-time argument -> type: ("x", "*bf16")
@@ -49,7 +53,7 @@ class Variant:
     def name(self) -> str:
         """Unique among variants, and readable."""
         pointers = "_".join(kind[1:] for _, kind in self.signature if kind[0] == "*")
-        constants = "_".join(f"{n}{'' if v is None else v}" for n, v in self.constants)
+        constants = "_".join(f"{n}{_text(v)}" for n, v in self.constants)
         return (
             f"{self.kernel.__name__}-{pointers}-{constants}-d{self._promises()}"
             f"-w{self.num_warps}s{self.num_stages}"
@@ -67,7 +71,7 @@ class Launch:
 
     kernel: JITFunction
     grid: tuple[int, int, int]
-    arguments: dict[str, object]  # tensors, numbers, None and constants by name
+    arguments: dict[str, object]  # tensors, numbers, tuples of numbers, None, constants: by name
     writes: tuple[str, ...]  # the tensors among them that it writes; it reads all others
     num_warps: int
     num_stages: int
@@ -80,9 +84,10 @@ class Launch:
             if parameter.is_constexpr or value is None:
                 constants.append((name, value))
                 continue
-            signature.append((name, _type_of(value)))
-            if not parameter.do_not_specialize and _is_divisible(value):
-                divisible.append(name)
+            for path, element in _elements(name, value):
+                signature.append((path, _type_of(element)))
+                if not parameter.do_not_specialize and _is_divisible(element):
+                    divisible.append(path)
         return Variant(
             self.kernel,
             tuple(signature),
@@ -93,8 +98,31 @@ class Launch:
         )
 
     def run_time(self) -> dict[str, object]:
-        """The arguments that a compiled kernel takes, in order."""
-        return {name: self.arguments[name] for name, _ in self.variant.signature}
+        """The arguments that a compiled kernel takes, in order; tuples element by element."""
+        flat = dict(pair for item in self.arguments.items() for pair in _elements(*item))
+        return {path: flat[path] for path, _ in self.variant.signature}
+
+
+def _elements(name: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, tuple):
+        yield from ((f"{name}.{i}", element) for i, element in enumerate(value))
+    else:
+        yield name, value
+
+
+def grouped(flat: Iterable[tuple[str, T]]) -> dict[str, T | tuple[T, ...]]:
+    """The elements of each argument together again: {"S": s, "strides": (b, s)}."""
+    found: dict[str, T | tuple[T, ...]] = {}
+    for path, value in flat:
+        name, dot, _ = path.partition(".")
+        found[name] = (*found.get(name, ()), value) if dot else value
+    return found
+
+
+def _text(constant: object) -> str:
+    if isinstance(constant, tuple):
+        return ".".join(map(str, constant))
+    return "" if constant is None else str(constant)
 
 
 def _type_of(value: object) -> str:
@@ -133,7 +161,7 @@ class Recorder:
         self.launches.append(launch)
 
 
-_in_force: contextvars.ContextVar[Executor | None] = contextvars.ContextVar(
+_active: contextvars.ContextVar[Executor | None] = contextvars.ContextVar(
     "vitkern_gpu_executor", default=None
 )
 
@@ -141,16 +169,16 @@ _in_force: contextvars.ContextVar[Executor | None] = contextvars.ContextVar(
 @contextlib.contextmanager
 def executing(executor: Executor) -> Iterator[Executor]:
     """All launches inside go to this executor."""
-    token = _in_force.set(executor)
+    token = _active.set(executor)
     try:
         yield executor
     finally:
-        _in_force.reset(token)
+        _active.reset(token)
 
 
 def executor_of(tensor: Tensor) -> Executor:
-    """The executor in force, or that of the tensor's device."""
-    found = _in_force.get()
+    """The active executor, or that of the tensor's device."""
+    found = _active.get()
     if found is None:
         from .runtime import device
 

@@ -15,7 +15,7 @@ from .elementwise import masked_gradient
 from .gemm_backward import input_gradient, weight_gradient
 
 
-@triton.jit(do_not_specialize=["M", "S", "limit", "path_limit", "element_seed", "path_seed"])
+@triton.jit(do_not_specialize=["M", "S", "dropout", "drop_path", "element_seed", "path_seed"])
 def linear_residual_forward(
     x,  # (M, K) by rows
     weight,  # (N, K)
@@ -26,18 +26,17 @@ def linear_residual_forward(
     parts,  # (ceil(N / BN), M, 2) fp32: moments of y, or None
     element_seed,  # (1,) int64: dropout, or None
     path_seed,  # (1,) int64: drop-path, or None
-    M, N, K, S, x_stride, residual_stride, limit, keep_scale, path_limit, path_scale,
+    M, N, K, S, x_stride, residual_stride,
+    dropout, drop_path,  # (threshold, scale) each
     EVEN: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    block_m, block_n = gemm.tile_of(tl.program_id(0), M, N, BM, BN, GROUP)
-    rows, columns = block_m * BM + tl.arange(0, BM), block_n * BN + tl.arange(0, BN)
-    out = gemm.product(
-        x, weight, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK
-    )  # fmt: skip
+    rows, columns, block_n = gemm.own_tile(M, N, BM, BN, GROUP)
+    out = gemm.matmul(x, weight, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK)
     if bias is not None:
         out += gemm.channel(bias, columns, N)
     if element_seed is not None:
+        limit, keep_scale = dropout
         kept = philox.keep_tile(
             element_seed, rows, block_n * BN, N, limit, philox.ELEMENTS, BN, QUADS
         )
@@ -45,14 +44,14 @@ def linear_residual_forward(
     if gamma is not None:
         out *= gemm.channel(gamma, columns, N)
     if path_seed is not None:
+        path_limit, path_scale = drop_path
         kept = philox.keep(path_seed, (rows // S).to(tl.int64), path_limit, philox.PATH)
         out = tl.where(kept[:, None], out * path_scale, 0.0)
-    row = rows.to(tl.int64)[:, None]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
-    at = residual + row * residual_stride + columns[None, :]
-    out += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    at, mask = gemm.elements_of(rows, columns, M, N)
+    residual_at = residual + rows.to(tl.int64)[:, None] * residual_stride + columns[None, :]
+    out += tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
     stored = out.to(y.dtype.element_ty)
-    tl.store(y + row * N + columns[None, :], stored, mask=mask)
+    tl.store(y + at, stored, mask=mask)
     if parts is not None:
         moments.store(parts, block_n, rows, rows < M, stored, columns, M, N, BN)
 
@@ -87,8 +86,7 @@ def residual_linear(
         gamma=gemm.vector(gamma), y=y, parts=parts,
         element_seed=seed if dropout_p else None, path_seed=seed if drop_path_p else None,
         M=M, N=N, K=K, S=S, x_stride=x_stride, residual_stride=residual_stride,
-        limit=philox.threshold(dropout_p), keep_scale=philox.scale(dropout_p),
-        path_limit=philox.threshold(drop_path_p), path_scale=philox.scale(drop_path_p),
+        dropout=philox.limits(dropout_p), drop_path=philox.limits(drop_path_p),
         EVEN=gemm.even(K, row), QUADS=N % 4 == 0, PRECISION=gemm.precision_of(weight),
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""mlp: x + fc2(act(fc1(layernorm(x)))): the statistics and two products, each with its epilogue.
+"""mlp: x + fc2(act(fc1(layernorm(x)))): the statistics and two GEMMs, each with its epilogue.
 
-The backward's product with fc2 writes both the gradient before the activation and the hidden rows
+The backward's GEMM with fc2 writes both the gradient before the activation and the hidden rows
 themselves, recomputed from `pre`, so that nothing F-wide but `pre` is kept between the passes.
 """
 

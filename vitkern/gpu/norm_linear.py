@@ -1,9 +1,9 @@
 """norm_linear: LayerNorm in a GEMM's prologue, bias, activation and dropout in its epilogue.
 
-Two kernels. As an operator: one pass over x for the row statistics, then the product, whose x is
-normalised on its way to the tensor cores. In a plan (inference) LayerNorm is folded into the
-product, y = rstd (x W'^T - mean rowsum(W')) + b' with W' = W gamma and b' = b + W beta, and the
-moments come from the kernel that wrote x: no pass and no prologue at all.
+Two kernels. As an operator: one pass over x for the row statistics, then a GEMM that normalises x
+on its way to the tensor cores. In a plan (inference) LayerNorm is folded into the GEMM,
+y = rstd (x W'^T - mean rowsum(W')) + b' with W' = W gamma and b' = b + W beta, and the moments come
+from the kernel that wrote x: no pass over x and no prologue at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .gemm_backward import input_gradient, weight_gradient
 from .layernorm import norm_backward, row_stats
 
 
-@triton.jit(do_not_specialize=["M", "limit", "seed"])
+@triton.jit(do_not_specialize=["M", "dropout", "seed"])
 def norm_linear_forward(
     x,  # (M, K) by rows
     stats,  # (M, 2) fp32: mean, rstd
@@ -30,24 +30,24 @@ def norm_linear_forward(
     y,  # (M, N)
     pre,  # (M, N) before the activation, or None
     seed,  # (1,) int64: dropout after the activation, or None
-    M, N, K, x_stride, limit, keep_scale,
+    M, N, K, x_stride,
+    dropout,  # (threshold, scale)
     ACTIVATION: tl.constexpr, EVEN: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    block_m, block_n = gemm.tile_of(tl.program_id(0), M, N, BM, BN, GROUP)
-    rows, columns = block_m * BM + tl.arange(0, BM), block_n * BN + tl.arange(0, BN)
-    out = gemm.normalised_product(
+    rows, columns, block_n = gemm.own_tile(M, N, BM, BN, GROUP)
+    out = gemm.normalised_matmul(
         x, stats, norm_weight, norm_bias, weight, rows, columns, M, N, K, x_stride,
         EVEN, PRECISION, BM, BN, BK,
     )  # fmt: skip
     if bias is not None:
         out += gemm.channel(bias, columns, N)
-    at = rows.to(tl.int64)[:, None] * N + columns[None, :]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    at, mask = gemm.elements_of(rows, columns, M, N)
     if pre is not None:
         tl.store(pre + at, out.to(pre.dtype.element_ty), mask=mask)
     out = activate(out, ACTIVATION)
     if seed is not None:
+        limit, keep_scale = dropout
         kept = philox.keep_tile(seed, rows, block_n * BN, N, limit, philox.HIDDEN, BN, QUADS)
         out = tl.where(kept, out * keep_scale, 0.0)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
@@ -65,16 +65,12 @@ def folded_linear_forward(
     PART: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    block_m, block_n = gemm.tile_of(tl.program_id(0), M, N, BM, BN, GROUP)
-    rows, columns = block_m * BM + tl.arange(0, BM), block_n * BN + tl.arange(0, BN)
-    out = gemm.product(
-        x, weight, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK
-    )  # fmt: skip
+    rows, columns, _ = gemm.own_tile(M, N, BM, BN, GROUP)
+    out = gemm.matmul(x, weight, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK)
     mean, rstd = moments.load(parts, rows, rows < M, M, K, eps, PART)
     out = rstd[:, None] * (out - mean[:, None] * gemm.channel(sums, columns, N))
     out = activate(out + gemm.channel(bias, columns, N), ACTIVATION)
-    at = rows.to(tl.int64)[:, None] * N + columns[None, :]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    at, mask = gemm.elements_of(rows, columns, M, N)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
 
 
@@ -108,8 +104,7 @@ def normalised_linear(
         norm_linear_forward, gemm.tiles(M, N, row), row, ("y", "pre"),
         x=x, stats=stats, norm_weight=gemm.vector(norm_weight), norm_bias=gemm.vector(norm_bias),
         weight=weight, bias=gemm.vector(bias), y=y, pre=pre, seed=seed if dropout_p else None,
-        M=M, N=N, K=K, x_stride=x_stride, limit=philox.threshold(dropout_p),
-        keep_scale=philox.scale(dropout_p),
+        M=M, N=N, K=K, x_stride=x_stride, dropout=philox.limits(dropout_p),
         ACTIVATION=activation, EVEN=gemm.even(K, row), QUADS=N % 4 == 0,
         PRECISION=gemm.precision_of(weight),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""patch_embed in one launch: a GEMM whose left factor is gathered from the image as it is.
+"""patch_embed in one launch: a GEMM whose left operand is gathered from the image as it is.
 
 y[b, T + n] = W unfold(pixels)[b, n] + bias + position[n], y[b, :T] = prefix. A program computes BM
 patches times BN channels and walks along a patch's P pixels in steps of BK; the programs after the
@@ -25,31 +25,31 @@ REORDER_ROWS = 4096
 
 
 @triton.jit
-def _product(
-    image, weight, mean, std, rows, columns, N, GX, D, b_stride, c_stride, y_stride, x_stride,
-    C: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, ORDER: tl.constexpr,
-    GATHER: tl.constexpr, PRECISION: tl.constexpr,
+def _matmul(
+    image, weight, mean, std, rows, columns, patches, strides, D,
+    PATCH: tl.constexpr, ORDER: tl.constexpr, GATHER: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """pixels[rows] weight[columns]^T in fp32, (BM, BN)."""
-    P: tl.constexpr = C * PY * PX
-    first = pixels.first_pixel(rows, N, GX, b_stride, y_stride, x_stride, C, PY, PX, ORDER)
+    PLANE: tl.constexpr = PATCH[1] * PATCH[2]
+    P: tl.constexpr = PATCH[0] * PLANE
+    first = pixels.first_pixel(rows, patches, strides, PATCH, ORDER)
     filters = weight + tl.minimum(columns, D - 1).to(tl.int64)[:, None] * P
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, P, BK):
         k = start + tl.arange(0, BK)
-        at, channel = pixels.pixel_of(k, c_stride, y_stride, x_stride, C, PY, PX, ORDER)
+        at, channel = pixels.pixel_of(k, strides, PATCH, ORDER)
         x_at = image + (first[:, None] + at[None, :])
-        w_at = filters + (pixels.in_filter(k, C, PY, PX, ORDER) if GATHER else k)[None, :]
+        w_at = filters + (pixels.in_filter(k, PATCH, ORDER) if GATHER else k)[None, :]
         if P % BK == 0:
             x, w = tl.load(x_at), tl.load(w_at)
         else:
             live = (k < P)[None, :]
             x, w = tl.load(x_at, mask=live, other=0), tl.load(w_at, mask=live, other=0)
-        if ORDER != "pixels" and (PY * PX) % BK == 0:  # a step stays in one plane
-            x = pixels.numbers(x, start // (PY * PX), mean, std, w.dtype)
+        if ORDER != "pixels" and PLANE % BK == 0:  # a step stays in one plane
+            x = pixels.converted(x, start // PLANE, mean, std, w.dtype)
         else:
-            x = pixels.numbers(x, channel[None, :], mean, std, w.dtype)
+            x = pixels.converted(x, channel[None, :], mean, std, w.dtype)
         x, w = gemm.rounded(x, PRECISION), gemm.rounded(w, PRECISION)
         sums = tl.dot(x, tl.trans(w), sums, input_precision=PRECISION)
     return sums
@@ -57,11 +57,12 @@ def _product(
 
 @triton.jit
 def _finish(
-    out, y, moments, seed, rows, live, columns, part, M, D, limit, scale,
+    out, y, moments, seed, rows, live, columns, part, M, D, dropout,
     QUADS: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Dropout, then the tile's place in y, and what the first LayerNorm wants to know of it."""
     if seed is not None:
+        limit, scale = dropout
         kept = philox.keep_tile(seed, rows, part * BN, D, limit, philox.ELEMENTS, BN, QUADS)
         out = tl.where(kept, out * scale, 0.0)
     out = out.to(y.dtype.element_ty)
@@ -71,9 +72,9 @@ def _finish(
         store_moments(moments, part, rows, live, out, columns, M, D, BN)
 
 
-@triton.jit(do_not_specialize=["B", "N", "GX", "T", "limit", "seed"])
+@triton.jit(do_not_specialize=["B", "patches", "T", "dropout", "seed"])
 def patch_embed_forward(
-    image,  # (B, C, Y, X) by strides
+    image,  # (B, C, Y, X) by strides (pixels.py)
     weight,  # (D, P), as flattened filters or (GATHER off) in the order of a row's pixels
     bias,  # (D,) or None
     prefix,  # (T, D) by rows, or None
@@ -82,9 +83,10 @@ def patch_embed_forward(
     seed,  # (1,) or None: no dropout
     y,  # (B, T + N, D)
     moments,  # (parts, B * (T + N), 2) fp32, or None
-    B, N, GX, T, D, b_stride, c_stride, y_stride, x_stride, prefix_stride, position_stride,
-    limit, scale,
-    C: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, ORDER: tl.constexpr,
+    B, T, D, patches, strides,
+    row_strides,  # of prefix and position
+    dropout,  # (threshold, scale)
+    PATCH: tl.constexpr, ORDER: tl.constexpr,
     GATHER: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -92,25 +94,26 @@ def patch_embed_forward(
     block, part = tl.program_id(0) // parts, tl.program_id(0) % parts
     columns = part * BN + tl.arange(0, BN)
     inside = (columns < D)[None, :]
+    prefix_stride, position_stride = row_strides
+    N = patches[0]
     S = T + N
     blocks = tl.cdiv(B * N, BM)
     if block < blocks:
         rows = block * BM + tl.arange(0, BM)
         live = rows < B * N
         rows = tl.minimum(rows, B * N - 1)  # reads stay unconditional, the store is masked
-        out = _product(
-            image, weight, mean, std, rows, columns, N, GX, D,
-            b_stride, c_stride, y_stride, x_stride,
-            C, PY, PX, ORDER, GATHER, PRECISION, BM, BN, BK,
+        out = _matmul(
+            image, weight, mean, std, rows, columns, patches, strides, D,
+            PATCH, ORDER, GATHER, PRECISION, BM, BN, BK,
         )  # fmt: skip
-        b, n, _, _ = pixels.patch_of(rows, N, GX)
+        b, n, _, _ = pixels.patch_of(rows, patches)
         if bias is not None:
             out += gemm.channel(bias, columns, D)
         if position is not None:
             at = position + n.to(tl.int64)[:, None] * position_stride + columns[None, :]
             out += tl.load(at, mask=inside, other=0.0).to(tl.float32)
         rows = b * S + T + n
-        _finish(out, y, moments, seed, rows, live, columns, part, B * S, D, limit, scale, QUADS, BN)
+        _finish(out, y, moments, seed, rows, live, columns, part, B * S, D, dropout, QUADS, BN)
     elif prefix is not None:
         rows = (block - blocks) * BM + tl.arange(0, BM)
         live = rows < B * T
@@ -118,7 +121,7 @@ def patch_embed_forward(
         at = prefix + (rows % T).to(tl.int64)[:, None] * prefix_stride + columns[None, :]
         out = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         rows = (rows // T) * S + rows % T
-        _finish(out, y, moments, seed, rows, live, columns, part, B * S, D, limit, scale, QUADS, BN)
+        _finish(out, y, moments, seed, rows, live, columns, part, B * S, D, dropout, QUADS, BN)
 
 
 def part_width(weight: Tensor, rows: int) -> int:
@@ -158,7 +161,7 @@ def embed(
     (D, _, py, px), B = weight.shape, image.shape[0]
     seen = pixels.arguments(image, py, px)
     T = 0 if prefix is None else prefix.shape[0]
-    M = B * seen["N"]
+    M = B * seen["patches"][0]
     weight, gather = _filters(weight, seen["ORDER"], M)
     row = gemm.row_for("patch_embed_forward", weight, M=M)
     blocks = launch.cdiv(M, row.blocks["BM"]) + launch.cdiv(B * T, row.blocks["BM"])
@@ -167,9 +170,8 @@ def embed(
         patch_embed_forward, (blocks * launch.cdiv(D, row.blocks["BN"]),), row, ("y", "moments"),
         **seen, weight=weight, bias=gemm.vector(bias), prefix=prefix, position=position,
         mean=gemm.vector(mean), std=gemm.vector(std), seed=seed if dropout_p else None, y=y,
-        moments=moments, B=B, T=T, D=D, prefix_stride=prefix_stride,
-        position_stride=position_stride, limit=philox.threshold(dropout_p),
-        scale=philox.scale(dropout_p), GATHER=gather,
+        moments=moments, B=B, T=T, D=D, row_strides=(prefix_stride, position_stride),
+        dropout=philox.limits(dropout_p), GATHER=gather,
         QUADS=bool(dropout_p) and D % 4 == 0, PRECISION=gemm.precision_of(weight),
     )  # fmt: skip
 

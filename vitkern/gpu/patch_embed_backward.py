@@ -20,69 +20,73 @@ from . import configs, gemm, launch, philox, pixels
 from .sums import sum_parts
 
 
-@triton.jit(do_not_specialize=["M", "N", "GX", "T", "span", "limit"])
+@triton.jit(do_not_specialize=["M", "patches", "T", "span", "dropout"])
 def patch_embed_weight_gradient(
     grad,  # (B, T + N, D) by rows
-    image,  # (B, C, Y, X) by strides
+    image,  # (B, C, Y, X) by strides (pixels.py)
     mean, std,  # (C,) or None
     seed,  # (1,) or None: no dropout
     out,  # (shares, D, P): dweight itself if there is one share, else fp32
-    M, N, GX, T, D, span,  # a share has `span` of the M = B * N patches
-    grad_stride, b_stride, c_stride, y_stride, x_stride, limit, scale,
-    C: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, ORDER: tl.constexpr,
-    QUADS: tl.constexpr, PRECISION: tl.constexpr,
+    M, T, D, span,  # a share has `span` of the M = B * N patches
+    patches, strides, grad_stride,
+    dropout,  # (threshold, scale)
+    PATCH: tl.constexpr, ORDER: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    P: tl.constexpr = C * PY * PX
+    P: tl.constexpr = PATCH[0] * PATCH[1] * PATCH[2]
     DTYPE: tl.constexpr = grad.dtype.element_ty  # of the weight, too
     across = tl.cdiv(P, BP)
     part = tl.program_id(0) // across
     columns = part * BN + tl.arange(0, BN)
     k = (tl.program_id(0) % across) * BP + tl.arange(0, BP)
-    at, channel = pixels.pixel_of(k, c_stride, y_stride, x_stride, C, PY, PX, ORDER)
+    limit, scale = dropout
+    N = patches[0]
+    at, channel = pixels.pixel_of(k, strides, PATCH, ORDER)
     inside, live = (columns < D)[:, None], (k < P)[None, :]
     sums = tl.zeros((BN, BP), tl.float32)
     first = tl.program_id(1) * span
     for start in range(first, tl.minimum(first + span, M), BM):
         rows = start + tl.arange(0, BM)
         real = rows < M  # a row that is none is 0 in both factors: 0 * Inf is NaN
-        b, n, _, _ = pixels.patch_of(rows, N, GX)
+        b, n, _, _ = pixels.patch_of(rows, patches)
         tokens = b * (T + N) + T + n
         g_at = grad + tokens.to(tl.int64)[None, :] * grad_stride + columns[:, None]
         g = tl.load(g_at, mask=real[None, :] & inside, other=0.0)  # (BN, BM)
         if seed is not None:
             kept = philox.keep_tile(seed, tokens, part * BN, D, limit, philox.ELEMENTS, BN, QUADS)
             g = tl.where(tl.trans(kept), g, 0.0).to(DTYPE)
-        patch = pixels.first_pixel(rows, N, GX, b_stride, y_stride, x_stride, C, PY, PX, ORDER)
+        patch = pixels.first_pixel(rows, patches, strides, PATCH, ORDER)
         x = tl.load(image + (patch[:, None] + at[None, :]), mask=real[:, None] & live, other=0)
-        x = pixels.numbers(x, channel[None, :], mean, std, DTYPE)  # (BM, BP)
+        x = pixels.converted(x, channel[None, :], mean, std, DTYPE)  # (BM, BP)
         g, x = gemm.rounded(g, PRECISION), gemm.rounded(x, PRECISION)
         sums = tl.dot(g, x, sums, input_precision=PRECISION)
     out += tl.program_id(1).to(tl.int64) * D * P
     out_at = out + columns.to(tl.int64)[:, None] * P
-    out_at += pixels.in_filter(k, C, PY, PX, ORDER)[None, :]
+    out_at += pixels.in_filter(k, PATCH, ORDER)[None, :]
     tl.store(out_at, (sums * scale).to(out.dtype.element_ty), mask=inside & live)
 
 
-@triton.jit(do_not_specialize=["M", "N", "GX", "T", "limit"])
+@triton.jit(do_not_specialize=["M", "patches", "T", "dropout"])
 def patch_embed_image_gradient(
     grad,  # (B, T + N, D) by rows
     weight,  # (D, P)
     std,  # (C,) or None
     seed,  # (1,) or None: no dropout
     dimage,  # (B, C, Y, X), contiguous
-    M, N, GX, T, D, grad_stride, b_stride, c_stride, y_stride, limit, scale,
-    C: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
-    EVEN: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
+    M, T, D, patches, strides, grad_stride,
+    dropout,  # (threshold, scale)
+    PATCH: tl.constexpr, EVEN: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    P: tl.constexpr = C * PY * PX
+    P: tl.constexpr = PATCH[0] * PATCH[1] * PATCH[2]
     across = tl.cdiv(P, BN)
     rows = (tl.program_id(0) // across) * BM + tl.arange(0, BM)
     real = rows < M
     rows = tl.minimum(rows, M - 1)
     k = (tl.program_id(0) % across) * BN + tl.arange(0, BN)
-    b, n, _, _ = pixels.patch_of(rows, N, GX)
+    limit, scale = dropout
+    N = patches[0]
+    b, n, _, _ = pixels.patch_of(rows, patches)
     tokens = b * (T + N) + T + n
     d = tl.arange(0, BK)
     g_at = grad + tokens.to(tl.int64)[:, None] * grad_stride + d[None, :]
@@ -105,25 +109,27 @@ def patch_embed_image_gradient(
         g_at += BK
         w_at += BK * P
     sums *= scale
-    at, channel = pixels.pixel_of(k, c_stride, y_stride, 1, C, PY, PX, "planes")
+    at, channel = pixels.pixel_of(k, strides, PATCH, "planes")
     if std is not None:
         sums = sums / tl.load(std + channel).to(tl.float32)[None, :]
-    patch = pixels.first_pixel(rows, N, GX, b_stride, y_stride, 1, C, PY, PX, "planes")
+    patch = pixels.first_pixel(rows, patches, strides, PATCH, "planes")
     out = sums.to(dimage.dtype.element_ty)
     tl.store(dimage + (patch[:, None] + at[None, :]), out, mask=real[:, None] & inside)
 
 
-@triton.jit(do_not_specialize=["B", "S", "T", "first", "limit"])
+@triton.jit(do_not_specialize=["B", "S", "T", "first", "dropout"])
 def patch_embed_token_sums(
     grad,  # (B, S, D) by rows
     seed,  # (1,) or None: no dropout
     dprefix,  # (T, D) or None
     dposition,  # (S - T, D) or None
     parts,  # (S - T, D) fp32: shares of dbias, or None
-    B, S, T, D, first, grad_stride, limit, scale,
+    B, S, T, D, first, grad_stride,
+    dropout,  # (threshold, scale)
     QUADS: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """One token of all samples: BB of them at once, so that enough loads are on their way."""
+    limit, scale = dropout
     token = first + tl.program_id(0)
     part = tl.program_id(1)
     columns = part * BN + tl.arange(0, BN)
@@ -160,8 +166,7 @@ def backward(grad, args, saved, needs) -> list[Tensor]:
     shared = {
         "grad": grad, "grad_stride": grad_stride, "seed": seed if dropout_p else None,
         "T": 0 if prefix is None else prefix.shape[0], "D": D,
-        "limit": philox.threshold(dropout_p), "scale": philox.scale(dropout_p),
-        "QUADS": bool(dropout_p) and D % 4 == 0,
+        "dropout": philox.limits(dropout_p), "QUADS": bool(dropout_p) and D % 4 == 0,
     }  # fmt: skip
     grads = {
         name: t.new_empty(t.shape, dtype=t.dtype) for name, t in given.items() if name in needs
@@ -177,8 +182,8 @@ def backward(grad, args, saved, needs) -> list[Tensor]:
 
 def _image_gradient(dimage: Tensor, weight: Tensor, std: Tensor | None, shared: dict) -> None:
     seen = pixels.arguments(dimage, *weight.shape[2:])
-    del seen["image"], seen["x_stride"], seen["ORDER"]
-    M, P, D = dimage.shape[0] * seen["N"], weight.shape[1:].numel(), shared["D"]
+    del seen["image"], seen["ORDER"]  # contiguous: planes
+    M, P, D = dimage.shape[0] * seen["patches"][0], weight.shape[1:].numel(), shared["D"]
     row = gemm.row_for("patch_embed_image_gradient", weight, M=M)
     launch.launch(
         patch_embed_image_gradient, gemm.tiles(M, P, row), row, ("dimage",),
@@ -192,7 +197,7 @@ def _weight_gradient(
 ) -> None:
     D, P = dweight.shape[0], dweight.shape[1:].numel()
     seen = pixels.arguments(image, *dweight.shape[2:])
-    M = image.shape[0] * seen["N"]
+    M = image.shape[0] * seen["patches"][0]
     row = gemm.row_for("patch_embed_weight_gradient", dweight, M=M)
     tiles = launch.cdiv(D, row.blocks["BN"]) * launch.cdiv(P, row.blocks["BP"])
     shares, span = _shares(M, tiles, row)

@@ -5,13 +5,15 @@ import triton.language as tl
 from triton.language.random import philox_impl
 
 from .. import philox
-from ..philox import scale, threshold
-
-__all__ = ["ELEMENTS", "HIDDEN", "PATH", "keep", "keep_tile", "scale", "threshold"]
 
 ELEMENTS = tl.constexpr(philox.ELEMENTS)
 PATH = tl.constexpr(philox.PATH)
 HIDDEN = tl.constexpr(philox.HIDDEN)
+
+
+def limits(p: float) -> tuple[int, float]:
+    """A kernel's `dropout`: the smallest kept value of a word's top bits, and the scale."""
+    return philox.threshold(p), philox.scale(p)
 
 
 @triton.jit

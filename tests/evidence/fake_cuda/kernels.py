@@ -38,7 +38,7 @@ def affine(
 
 
 @triton.jit
-def product(a, b, y, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def matmul(a, b, y, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """y (BM, BN) = a (BM, K) @ b (K, BN), whose stages take more than 48 KB of shared memory."""
     rows, columns, inner = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     out = tl.zeros((BM, BN), tl.float32)
@@ -73,12 +73,12 @@ def affine_expected(x: Tensor, bias: Tensor | None = None, factor: float = 0.5) 
     return x.float() * factor + 3 + (0 if bias is None else bias)
 
 
-def product_launch(a: Tensor, b: Tensor, y: Tensor, num_stages: int = 3) -> Launch:
+def matmul_launch(a: Tensor, b: Tensor, y: Tensor, num_stages: int = 3) -> Launch:
     row = Row({"BM": 128, "BN": 128, "BK": 64}, 8, num_stages, why="large")
-    return recorded(product, (1,), row, a=a, b=b, y=y, K=a.shape[1])
+    return recorded(matmul, (1,), row, a=a, b=b, y=y, K=a.shape[1])
 
 
-def product_operands() -> tuple[Tensor, Tensor, Tensor]:
+def matmul_operands() -> tuple[Tensor, Tensor, Tensor]:
     a, b = torch.randn(128, 128).bfloat16(), torch.randn(128, 128).bfloat16()
     return a, b, torch.zeros(128, 128)
 

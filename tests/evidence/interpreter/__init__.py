@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from vitkern.gpu.launch import Launch
+from vitkern.gpu.launch import Launch, grouped
 
 from .numerics import Kind, Value, constant, from_memory, to_memory
 from .source import resolve
@@ -61,8 +61,9 @@ class Interpreter:
 
     def run(self, launch: Launch) -> None:
         values, regions, storages = {}, {}, {}
-        for name, kind in launch.variant.signature:
-            value = launch.arguments[name]
+        for (name, kind), value in zip(
+            launch.variant.signature, launch.run_time().values(), strict=True
+        ):
             if isinstance(value, Tensor):
                 if value.device.type != "cpu":
                     raise ValueError(f"{launch.kernel.__name__}: `{name}` is on {value.device}")
@@ -85,15 +86,18 @@ class Interpreter:
     ) -> None:
         """Run with addresses for tensors: `values` are name -> ("*bf16", address) or ("i32", 7).
 
-        Accesses through an argument without a region are believed.
+        The elements of a tuple have names of their own, "strides.0". Accesses through an argument
+        without a region are believed.
         """
-        arguments = {name: resolve(value) for name, value in constants.items()}
+        given = {}
         for name, (kind, number) in values.items():
             if kind[0] == "*":
                 region = (regions or {}).get(name)
-                arguments[name] = pointer(number, _ELEMENTS[kind[1:]], region)
+                given[name] = pointer(number, _ELEMENTS[kind[1:]], region)
             else:
-                arguments[name] = scalar(number, _ELEMENTS[kind])
+                given[name] = scalar(number, _ELEMENTS[kind])
+        arguments = {name: resolve(value) for name, value in constants.items()}
+        arguments |= grouped(given.items())
         x, y, z = (*grid, 1, 1)[:3]
         programs = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
         if self.order == "shuffled":

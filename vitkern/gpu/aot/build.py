@@ -17,7 +17,6 @@ import io
 import multiprocessing
 import os
 import pathlib
-import re
 import struct
 import sys
 import threading
@@ -31,8 +30,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ..configs import ARCHS
-from ..launch import ALIGNMENT, Variant
+from ..launch import ALIGNMENT, Variant, grouped
 from . import folder, machine_code
+from .label import is_promised, label_of
 
 OPTIONS = {"enable_fp_fusion": True}  # explicit: the default of later Tritons may be another
 
@@ -44,7 +44,7 @@ class Binary(NamedTuple):
     suffix: str
     facts: dict[str, object]  # what the manifest says of it besides file and key
     assembly: str  # AMD's; "" for NVIDIA, whose cubin can be disassembled
-    ttir: str  # Triton's first IR, which tells the products in the source
+    ttir: str  # Triton's first IR, which tells the matmuls in the source
     tensor_columns: int
 
 
@@ -97,12 +97,13 @@ def target_of(arch: str) -> GPUTarget:
 
 def input_of(variant: Variant) -> tuple[ASTSource, dict[str, object]]:
     """What triton.compile takes for a variant: its source, and its options."""
-    names = variant.kernel.arg_names
+    names, promise = variant.kernel.arg_names, [["tt.divisibility", ALIGNMENT]]
+    paths = [path.split(".") for path in variant.divisible]
     source = ASTSource(
         variant.kernel,
-        {name: "constexpr" for name in names} | dict(variant.signature),
+        {name: "constexpr" for name in names} | grouped(variant.signature),
         dict(variant.constants),
-        {(names.index(name),): [["tt.divisibility", ALIGNMENT]] for name in variant.divisible},
+        {(names.index(name), *map(int, element)): promise for name, *element in paths},
     )
     return source, {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **OPTIONS}
 
@@ -133,7 +134,7 @@ def compile_variant(variant: Variant, arch: str) -> Binary:
             for kind in ("global", "profile")
         },
         "arguments": [[n, kind, n in variant.divisible] for n, kind in variant.signature],
-        "constants": dict(variant.constants),
+        "constants": {n: str(v) if isinstance(v, tuple) else v for n, v in variant.constants},
     }
     suffix = "hsaco" if "hsaco" in made.asm else "cubin"
     assembly = made.asm["amdgcn"] if suffix == "hsaco" else ""
@@ -166,13 +167,6 @@ def key_of(variant: Variant, arch: str) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def is_promised(variant: Variant) -> bool:
-    """Whether every pointer and specialised size is promised to be a multiple of ALIGNMENT."""
-    free = {p.name for p in variant.kernel.params if p.do_not_specialize}
-    sizes = [n for n, kind in variant.signature if kind[0] in "*i" and n not in free]
-    return set(sizes) <= set(variant.divisible)
-
-
 def check(variant: Variant, binary: Binary) -> Checked:
     """Analyse the machine code and apply the gates."""
     facts = binary.facts
@@ -183,32 +177,6 @@ def check(variant: Variant, binary: Binary) -> Checked:
     broken = machine_code.gates(report, is_promised(variant))
     absent = tuple(name for name, value in variant.constants if value is None)
     return Checked(label_of(variant), variant.name, report, broken, absent)
-
-
-def label_of(variant: Variant) -> str:
-    """A variant for people: kernel, dtypes in order of first use, what is on, blocks, settings."""
-    kinds = {"*fp32": "fp32", "*fp16": "fp16", "*bf16": "bf16", "*u8": "uint8"}
-    dtypes = dict.fromkeys(kinds[kind] for _, kind in variant.signature if kind in kinds)
-    options, blocks = [], []
-    for name, value in variant.constants:
-        if value in (None, "none") or name == "GROUP" or name.endswith("UNIT"):
-            continue
-        if name == "PRECISION" and {"fp16", "bf16"} & dtypes.keys():
-            continue  # ignored for 16-bit operands
-        if isinstance(value, bool):
-            options += [name.lower()] if value else []
-        elif isinstance(value, str):
-            options.append(value)
-        elif re.fullmatch("B[A-Z]", name):
-            blocks.append(f"{name} {value}")
-        elif value:
-            options.append(f"{name} {value}")
-    if not is_promised(variant):
-        options.append("odd sizes")
-    counts = {"warp": variant.num_warps, "stage": variant.num_stages}
-    settings = ", ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items())
-    parts = (variant.kernel.__name__, "/".join(dtypes), *options, " ".join(blocks), settings)
-    return ", ".join(part for part in parts if part)
 
 
 # ---- many at once --------------------------------------------------------------------------------

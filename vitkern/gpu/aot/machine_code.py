@@ -6,7 +6,7 @@ the instructions allow at best, never what a chip does.
 The static ceiling is the share of the tensor cores' peak that the hot loop could reach if every
 unit of a multiprocessor ran at its full rate, nothing waited and all operands were at hand in L1 or
 L2. For one trip of one block each unit takes its clocks (hardware.py has the rates); the slowest
-unit is the bound, and the ceiling is the clocks of the products at peak rate over the clocks of the
+unit is the bound, and the ceiling is the clocks of the matmuls at peak rate over the clocks of the
 bound. Latency, bank conflicts, tensor memory's ports, launch and tail waves, L2 and DRAM are left
 out: they only lower it. Both sides of a branch in the loop are counted. AMD has no ceiling yet.
 """
@@ -38,7 +38,7 @@ _SPILLS = ("LDL", "STL", "scratch_load", "scratch_store")
 _MMA_SHAPE = {"16816": 16 * 8 * 16, "1688": 16 * 8 * 8, "1684": 16 * 8 * 4, "16832": 16 * 8 * 32}
 
 
-class Product(NamedTuple):
+class Matmul(NamedTuple):
     """What one tensor instruction multiplies, seen from one warp."""
 
     flops: float
@@ -47,24 +47,24 @@ class Product(NamedTuple):
     shared: float  # bytes of its factors that it reads in shared memory
 
 
-def product_of(one: Instruction, warps: int) -> Product | None:
-    """The product of a tensor instruction; None for any other one."""
+def matmul_of(one: Instruction, warps: int) -> Matmul | None:
+    """The matmul of a tensor instruction; None for any other one."""
     narrow = ".TF32" not in one.opcode
     if found := re.match(r"HMMA\.(\d+)\.", one.opcode):
-        return Product(2 * _MMA_SHAPE.get(found[1], 0), narrow, True, 0)
+        return Matmul(2 * _MMA_SHAPE.get(found[1], 0), narrow, True, 0)
     if found := re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", one.opcode):  # four warps together
         m, n, k = map(int, found.groups())
         rows = n + (m if re.match(r"\w+, gdesc", one.operands) else 0)  # 32 bytes of each
-        return Product(2 * m * n * k / 4, narrow, False, rows * 32 / 4)
+        return Matmul(2 * m * n * k / 4, narrow, False, rows * 32 / 4)
     if one.name == "UTCHMMA":  # one thread for the whole block
         found = re.search(r"idesc\[(0x\w+)\]", one.operands)
         if not found:
-            return Product(0, narrow, False, 0)
+            return Matmul(0, narrow, False, 0)
         word = int(found[1], 16)  # PTX ISA, tcgen05's instruction descriptor
         m, n, kind = (word >> 24 & 31) * 16, (word >> 17 & 63) * 8, word >> 7 & 7
         rows = n + (m if one.operands.startswith("gdesc") else 0)
         k = 8 if kind == 2 else 16
-        return Product(2 * m * n * k / warps, kind != 2, False, rows * 32 / warps)
+        return Matmul(2 * m * n * k / warps, kind != 2, False, rows * 32 / warps)
     return None
 
 
@@ -127,7 +127,7 @@ class Report:
 def analyse(
     kernel: str, arch: str, code: bytes | str, warps: int, shared: int, ttir: str = "", columns=0
 ) -> Report:
-    """Report on a cubin, or on the assembly text of an AMD kernel; `ttir` tells its products."""
+    """Report on a cubin, or on the assembly text of an AMD kernel; `ttir` tells its matmuls."""
     wanted = triton_ir.asked(ttir, arch, warps * CHIPS[arch].warp_size)
     if arch.startswith("gfx"):
         return _analyse_gcn(kernel, arch, code, warps, shared, wanted)
@@ -135,13 +135,13 @@ def analyse(
     blocks = _with_shapes(disassembly.parse_sass(disassembly.sass(code)))
     everything = [one for block in blocks for one in block.code if not one.never]
     hot, trips = _hot(blocks, lambda one: one.name in _TENSOR, _global_bytes)
-    products = [p for one in hot if (p := product_of(one, warps))]
-    clocks = _clocks(arch, hot, products, warps)
-    shapes = bool(products) and all(p.flops for p in products)  # of all are known
-    flops = sum(p.flops for p in products) * warps if shapes else 0.0
-    ideal = sum(p.flops / (1 if p.narrow else 0.5) for p in products) * warps / CHIPS[arch].tensor
+    matmuls = [p for one in hot if (p := matmul_of(one, warps))]
+    clocks = _clocks(arch, hot, matmuls, warps)
+    shapes = bool(matmuls) and all(p.flops for p in matmuls)  # of all are known
+    flops = sum(p.flops for p in matmuls) * warps if shapes else 0.0
+    ideal = sum(p.flops / (1 if p.narrow else 0.5) for p in matmuls) * warps / CHIPS[arch].tensor
     bound = max(clocks, key=clocks.get)
-    reading = hot if products else everything
+    reading = hot if matmuls else everything
     loads = _accesses(reading, ("LDG", "LDGSTS", "LD"), warps)
     return Report(
         kernel, arch, used["REG"], used["STACK"], _spills(trips, everything), shared,
@@ -158,7 +158,7 @@ def _hot(blocks, is_tensor, weight) -> tuple[list[Instruction], list[list[Instru
     """(the hot loop's instructions, those of every loop that could be it).
 
     Loops that hold tensor instructions and no smaller loop that does; without any, loops that hold
-    no other loop. The hot one has the most products (or global bytes). A kernel without loops is
+    no other loop. The hot one has the most matmuls (or global bytes). A kernel without loops is
     hot as a whole.
     """
     bodies = disassembly.loops(blocks)
@@ -173,7 +173,7 @@ def _hot(blocks, is_tensor, weight) -> tuple[list[Instruction], list[list[Instru
     return max(inner, key=lambda code: (_count_if(code, is_tensor), sum(map(weight, code)))), inner
 
 
-def _clocks(arch, hot: Sequence[Instruction], products, warps: int) -> dict[str, float]:
+def _clocks(arch, hot: Sequence[Instruction], matmuls, warps: int) -> dict[str, float]:
     """Clocks of a multiprocessor for one trip of one block, by unit."""
     chip, names = CHIPS[arch], Counter(one.name for one in hot)
     lanes = 32 * warps
@@ -182,9 +182,9 @@ def _clocks(arch, hot: Sequence[Instruction], products, warps: int) -> dict[str,
     imad = sum(n for name, n in names.items() if name.startswith("IMAD") or name == "IDP")
     tensor = sum(
         p.flops / (1 if p.narrow else 0.5) / (chip.mma_sync if p.sync else chip.tensor)
-        for p in products
+        for p in matmuls
     )
-    port = sum(map(shared_bytes, hot)) + sum(p.shared for p in products)
+    port = sum(map(shared_bytes, hot)) + sum(p.shared for p in matmuls)
     return {
         "tensor": tensor * warps,
         "fp32": (fma + imad) * lanes / chip.fma,
@@ -289,7 +289,7 @@ EXCUSED: dict[tuple[str, str], str] = {}
 def gates(report: Report, promised: bool = True) -> list[str]:
     """The rules that a kernel breaks, each as "rule: what is wrong"; those of EXCUSED aside.
 
-    A kernel without products (LayerNorm, sums) has no gate on tensor instructions, and one whose
+    A kernel without matmuls (LayerNorm, sums) has no gate on tensor instructions, and one whose
     sizes or pointers are not `promised` to be multiples of 16 none on the width of its accesses.
     AMD's stores leave the matrix units' layout as it is, 64 bits wide: Triton's choice there.
     """
@@ -299,7 +299,7 @@ def gates(report: Report, promised: bool = True) -> list[str]:
         "spills": (report.spills[0], f"{report.spills[0]} instructions in the hot loop"),
         "tensor": (
             wanted.dots and not report.tensor[0],
-            f"{wanted.dots} products, {report.tensor[1]} tensor instructions, 0 in the hot loop",
+            f"{wanted.dots} matmuls, {report.tensor[1]} tensor instructions, 0 in the hot loop",
         ),
         "loads": (
             promised and report.loads.wide < wanted.loads,

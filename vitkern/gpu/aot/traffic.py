@@ -30,7 +30,7 @@ class Traffic(NamedTuple):
 
 
 def touched(t: Tensor) -> int:
-    """Bytes of the tensor's own numbers: gaps between rows and repeated rows do not count."""
+    """Bytes of the tensor's own elements: gaps between rows and repeated rows do not count."""
     count = 1
     for size, stride in zip(t.shape, t.stride(), strict=True):
         count *= size if stride or not size else 1

@@ -1,4 +1,4 @@
-"""What a kernel's source asks for, read from Triton's first IR: products and accesses of tiles.
+"""What a kernel's source asks for, read from Triton's first IR: matmuls and accesses of tiles.
 
 The machine code is held against it: so many flops and bytes a trip have to be there, by tensor
 instructions and by accesses of 128 bits. Only tiles count (two axes longer than 1) that have 128
@@ -19,10 +19,10 @@ _BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8, 
 
 
 class Asked(NamedTuple):
-    """Of one block; a trip is one of the loop with the most products, or the whole kernel."""
+    """Of one block; a trip is one of the loop with the most matmuls, or the whole kernel."""
 
-    dots: int = 0  # products that tensor cores can do, in the text
-    flops: int = 0  # of these products, per trip
+    dots: int = 0  # matmuls that tensor cores can do, in the text
+    flops: int = 0  # of these matmuls, per trip
     loads: int = 0  # bytes of tiles, per trip
     stores: int = 0  # bytes of tiles, in all
 
@@ -49,12 +49,12 @@ def asked(ttir: str, arch: str, threads: int) -> Asked:
             precision, m, k, kind, n = found.groups()
             if kind == "f32" and precision not in ("tf32", "tf32x3") and arch.startswith("sm_"):
                 continue  # plain fp32, which tensor cores do not multiply
-            products = 3 if precision == "tf32x3" else 1
+            terms = 3 if precision == "tf32x3" else 1
             dots += 1
             for scope in scopes:
-                scope.flops += 2 * int(m) * int(n) * int(k) * products
+                scope.flops += 2 * int(m) * int(n) * int(k) * terms
             for scope in scopes[:-1]:
-                scope.holds_loop = True  # with a product in it
+                scope.holds_loop = True  # with a matmul in it
         elif found := _ACCESS.search(line):
             sides = [int(side) for side in found[2].split("x")]
             size = _BYTES.get(found[3], 4)
