@@ -54,21 +54,6 @@ def has_gradient(spec, axes) -> bool:
     return width is None or axes[width] > 1
 
 
-def cut_to_tf32(t: torch.Tensor) -> torch.Tensor:
-    return t if t.dtype != torch.float32 else (t.view(torch.int32) & ~0x1FFF).view(torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def as_operands_are_cut(request, monkeypatch):
-    """The tf32 unit ignores the last 13 bits of its operands, and attention leaves it at that.
-
-    So torch's yardstick for it must cut as well. The other operators round to tf32 beforehand.
-    """
-    spec = getattr(request.node, "callspec", None) and request.node.callspec.params.get("spec")
-    if spec is not None and spec.op.name == "attention":
-        monkeypatch.setattr("tests.evidence.fixed_order.torch_mode.round_to_tf32", cut_to_tf32)
-
-
 @pytest.mark.parametrize("spec, axes, numerics", every(DEFAULT))
 def test_matches_reference(spec, axes, numerics):
     inputs = spec.make_inputs(axes, contract.DTYPES[numerics])
