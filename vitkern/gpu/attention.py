@@ -69,6 +69,20 @@ def parts_of(qkv, strides, b, h, UNIT: tl.constexpr):
 
 
 @triton.jit
+def load_keys(
+    k_at, v_at, stride, first, end,
+    HEAD: tl.constexpr, N: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(k, v, which of them are live): N keys from `first` on; MASK: only the live ones."""
+    n = tl.arange(0, N)
+    live = n < end - first
+    ahead = tl.cast(first, tl.int64) * stride
+    k = heads.load(k_at + ahead, n, stride, live, HEAD, MASK, PRECISION)
+    v = heads.load(v_at + ahead, n, stride, live, HEAD, MASK, PRECISION)
+    return k, v, live
+
+
+@triton.jit
 def load_bias(at, stride, rows_live, live, BM: tl.constexpr, N: tl.constexpr, MASK: tl.constexpr):
     """(BM, N) in fp32; MASK: only the live ones of the keys."""
     where = at + tl.arange(0, BM)[:, None] * stride + tl.arange(0, N)[None, :]
@@ -89,11 +103,7 @@ def _step(
     """
     sums, top, total = state
     head, row, rows_live = rows
-    n = tl.arange(0, N)
-    live = n < end - first
-    ahead = tl.cast(first, tl.int64) * stride
-    k = heads.load(k_at + ahead, n, stride, live, HEAD, MASK, PRECISION)
-    v = heads.load(v_at + ahead, n, stride, live, HEAD, MASK, PRECISION)
+    k, v, live = load_keys(k_at, v_at, stride, first, end, HEAD, N, MASK, PRECISION)
     s = heads.dot(q, k, HEAD, PRECISION)  # (BM, N)
     if bias_at is not None:
         bias = load_bias(bias_at + first, bias_stride, rows_live, live, BM, N, MASK)

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import attention, heads, philox
-from .attention import LOG2E, load_bias, own_tile, parts_of
+from .attention import LOG2E, load_bias, load_keys, own_tile, parts_of
 from .gemm import precision_of, rounded
 from .launch import cdiv, launch
 
@@ -59,11 +59,7 @@ def _queries_step(
     lse, guess = levels
     dsum, psum, delta, norm = state
     head, row, rows_live = rows
-    n = tl.arange(0, N)
-    live = n < end - first
-    ahead = tl.cast(first, tl.int64) * stride
-    k = heads.load(k_at + ahead, n, stride, live, HEAD, MASK, PRECISION)
-    v = heads.load(v_at + ahead, n, stride, live, HEAD, MASK, PRECISION)
+    k, v, live = load_keys(k_at, v_at, stride, first, end, HEAD, N, MASK, PRECISION)
     s = heads.dot(q, k, HEAD, PRECISION)  # (BM, N)
     dp = heads.dot(dy, v, HEAD, PRECISION)
     if bias_at is not None:
