@@ -46,16 +46,39 @@ PyObject* entry_of(PyObject* dict, PyObject* key) {
   return found;
 }
 
-Py_ssize_t size_of(PyObject* dict) {
+// Whether a dict has exactly these entries (key, value, ...), in this order.
+bool has_exactly(PyObject* dict, PyObject* const* entries, Py_ssize_t count) {
   if (!PyDict_Check(dict)) refuse("unchanged", "a dict");
-  return PyDict_GET_SIZE(dict);
+  if (PyDict_GET_SIZE(dict) != count) return false;
+  Py_ssize_t place = 0;
+  PyObject *key, *value;
+  for (Py_ssize_t i = 0; i < count && PyDict_Next(dict, &place, &key, &value); ++i)
+    if (key != entries[2 * i] || value != entries[2 * i + 1]) return false;
+  return true;
 }
 
-// entries: (dict, key, value, ...), dict[key] is value. absent: (dict, key, ...), no such key.
-// sizes: (dict, n, ...), len(dict) == n. empty: (dict, ...). types: (object, type, ...),
-// type(object) is type.
-bool unchanged(const py::tuple& entries, const py::tuple& absent, const py::tuple& sizes,
+bool tables_hold(const py::tuple& tables) {
+  PyObject* const* const items = &PyTuple_GET_ITEM(tables.ptr(), 0);
+  const Py_ssize_t end = PyTuple_GET_SIZE(tables.ptr());
+  for (Py_ssize_t at = 0; at < end;) {
+    const Py_ssize_t count =
+        at + 1 < end && PyLong_Check(items[at + 1]) ? PyLong_AsSsize_t(items[at + 1]) : -1;
+    if (count < 0 || count > (end - at - 2) / 2)
+      refuse("unchanged", "tables as dict, count, key, value, ...");
+    const Py_ssize_t next = at + 2 + 2 * count;
+    if (next < end) __builtin_prefetch(items[next]);
+    if (!has_exactly(items[at], items + at + 2, count)) return false;
+    at = next;
+  }
+  return true;
+}
+
+// tables: (dict, n, n times key and value, ...), a dict's entries in order. entries: (dict, key,
+// value, ...), dict[key] is value. absent: (dict, key, ...), no such key. empty: (dict, ...).
+// types: (object, type, ...), type(object) is type.
+bool unchanged(const py::tuple& tables, const py::tuple& entries, const py::tuple& absent,
                const py::tuple& empty, const py::tuple& types) {
+  if (!tables_hold(tables)) return false;
   const Rows<3> present(entries, "entries in threes: dict, key, value");
   for (Py_ssize_t i = 0; i < present.count; ++i) {
     PyObject* const* const row = present[i];
@@ -66,15 +89,9 @@ bool unchanged(const py::tuple& entries, const py::tuple& absent, const py::tupl
     PyObject* const* const row = missing[i];
     if (entry_of(row[0], row[1])) return false;
   }
-  const Rows<2> sized(sizes, "sizes in pairs: dict, int");
-  for (Py_ssize_t i = 0; i < sized.count; ++i) {
-    PyObject* const* const row = sized[i];
-    if (!PyLong_Check(row[1])) refuse("unchanged", "a dict and an int");
-    if (size_of(row[0]) != PyLong_AsSsize_t(row[1])) return false;
-  }
   const Rows<1> none(empty, "dicts");
   for (Py_ssize_t i = 0; i < none.count; ++i)
-    if (size_of(none[i][0])) return false;
+    if (!has_exactly(none[i][0], nullptr, 0)) return false;
   const Rows<2> typed(types, "types in pairs: object, type");
   for (Py_ssize_t i = 0; i < typed.count; ++i) {
     PyObject* const* const row = typed[i];
@@ -83,32 +100,49 @@ bool unchanged(const py::tuple& entries, const py::tuple& absent, const py::tupl
   return true;
 }
 
-// What a method without arguments or a property of a C type gives for an object. Called through its
-// descriptor's own function pointer: half the time of a call through the interpreter.
-py::object read(PyObject* descriptor, PyObject* object) {
-  if (Py_TYPE(descriptor) == &PyMethodDescr_Type) {
-    const auto* const method = reinterpret_cast<PyMethodDescrObject*>(descriptor);
-    if (method->d_method->ml_flags == METH_NOARGS &&
-        PyObject_TypeCheck(object, method->d_common.d_type))
-      return py::reinterpret_steal<py::object>(method->d_method->ml_meth(object, nullptr));
-  } else if (Py_TYPE(descriptor) == &PyGetSetDescr_Type) {
-    const auto* const property = reinterpret_cast<PyGetSetDescrObject*>(descriptor);
-    if (property->d_getset->get && PyObject_TypeCheck(object, property->d_common.d_type))
-      return py::reinterpret_steal<py::object>(
-          property->d_getset->get(object, property->d_getset->closure));
-    refuse("reads", "an object that has the property");
+// A method without arguments or a property of a C type, called through its descriptor's own
+// function pointer: half the time of a call through the interpreter.
+class Reader {
+ public:
+  explicit Reader(PyObject* descriptor) : descriptor_(descriptor) {
+    if (Py_TYPE(descriptor) == &PyMethodDescr_Type) {
+      const auto* const method = reinterpret_cast<PyMethodDescrObject*>(descriptor);
+      if (method->d_method->ml_flags != METH_NOARGS) return;
+      kind_ = method->d_common.d_type;
+      method_ = method->d_method->ml_meth;
+    } else if (Py_TYPE(descriptor) == &PyGetSetDescr_Type) {
+      const auto* const property = reinterpret_cast<PyGetSetDescrObject*>(descriptor);
+      kind_ = property->d_common.d_type;
+      get_ = property->d_getset->get;
+      closure_ = property->d_getset->closure;
+    }
   }
-  return py::reinterpret_steal<py::object>(
-      PyObject_CallFunctionObjArgs(descriptor, object, nullptr));
-}
 
-// Whether read(object) == expected for each of both.
+  py::object operator()(PyObject* object) const {
+    if (kind_ && !PyObject_TypeCheck(object, kind_))
+      refuse("reads", "an object that has the property");
+    PyObject* const got = get_      ? get_(object, closure_)
+                          : method_ ? method_(object, nullptr)
+                                    : PyObject_CallFunctionObjArgs(descriptor_, object, nullptr);
+    if (!got) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(got);
+  }
+
+ private:
+  PyObject* descriptor_;
+  PyTypeObject* kind_ = nullptr;
+  PyCFunction method_ = nullptr;
+  getter get_ = nullptr;
+  void* closure_ = nullptr;
+};
+
+// Whether the descriptor gives each object's expected value.
 bool reads(const py::object& descriptor, const py::tuple& objects, const py::tuple& expected) {
   const Py_ssize_t count = PyTuple_GET_SIZE(objects.ptr());
   if (count != PyTuple_GET_SIZE(expected.ptr())) refuse("reads", "as many values as objects");
+  const Reader read(descriptor.ptr());
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const py::object got = read(descriptor.ptr(), PyTuple_GET_ITEM(objects.ptr(), i));
-    if (!got) throw py::error_already_set();
+    const py::object got = read(PyTuple_GET_ITEM(objects.ptr(), i));
     const int same =
         PyObject_RichCompareBool(got.ptr(), PyTuple_GET_ITEM(expected.ptr(), i), Py_EQ);
     if (same < 0) throw py::error_already_set();
@@ -141,12 +175,14 @@ struct DlExchange {
 
 }  // namespace
 
-// Addresses, sizes and strides of tensors, and whether they are still the same. One function call a
-// tensor, a third of the time of its data_ptr(), numel() and stride().
+// Versions, addresses, sizes and strides of tensors, and whether they are still the same. Two
+// function calls a tensor, a third of the time of asking for each by its method.
 class Places {
  public:
-  Places(const py::type& kind, const py::tuple& tensors)
-      : kind_(reinterpret_cast<PyTypeObject*>(kind.ptr())),
+  Places(const py::type& kind, const py::object& version, const py::tuple& tensors)
+      : version_(version),
+        read_version_(version.ptr()),
+        kind_(reinterpret_cast<PyTypeObject*>(kind.ptr())),
         exchange_(static_cast<const DlExchange*>(PyCapsule_GetPointer(
             py::object(kind.attr("__dlpack_c_exchange_api__")).ptr(), "dlpack_exchange_api"))),
         count_(PyTuple_GET_SIZE(tensors.ptr())) {
@@ -156,8 +192,7 @@ class Places {
     for (const py::handle tensor : tensors) {
       DlTensor view;
       if (!look(tensor.ptr(), &view)) throw py::error_already_set();
-      facts_.push_back(reinterpret_cast<int64_t>(view.data));
-      facts_.push_back(view.ndim);
+      facts_.insert(facts_.end(), {version_of(tensor.ptr()), address(view), view.ndim});
       facts_.insert(facts_.end(), view.sizes, view.sizes + view.ndim);
       facts_.insert(facts_.end(), view.strides, view.strides + view.ndim);
     }
@@ -168,12 +203,15 @@ class Places {
     if (PyTuple_GET_SIZE(tensors.ptr()) != count_) refuse("Places", "the tensors it was made with");
     const int64_t* fact = facts_.data();
     for (Py_ssize_t i = 0; i < count_; ++i) {
+      PyObject* const tensor = PyTuple_GET_ITEM(tensors.ptr(), i);
       DlTensor view;
-      if (!look(PyTuple_GET_ITEM(tensors.ptr(), i), &view)) {
+      if (!look(tensor, &view)) {
         PyErr_Clear();  // it is now on a device, or of a dtype, that DLPack does not know
         return false;
       }
-      if (*fact++ != reinterpret_cast<int64_t>(view.data) || *fact++ != view.ndim) return false;
+      if (fact[0] != version_of(tensor) || fact[1] != address(view) || fact[2] != view.ndim)
+        return false;
+      fact += 3;
       int64_t changes = 0;
       for (int32_t j = 0; j < view.ndim; ++j) changes |= *fact++ ^ view.sizes[j];
       for (int32_t j = 0; j < view.ndim; ++j) changes |= *fact++ ^ view.strides[j];
@@ -188,6 +226,16 @@ class Places {
     return exchange_->view_of_python(tensor, view) == 0;
   }
 
+  static int64_t address(const DlTensor& view) { return reinterpret_cast<int64_t>(view.data); }
+
+  int64_t version_of(PyObject* tensor) const {
+    const int64_t version = PyLong_AsLongLong(read_version_(tensor).ptr());
+    if (version == -1 && PyErr_Occurred()) throw py::error_already_set();
+    return version;
+  }
+
+  py::object version_;  // keeps what the next one points to
+  Reader read_version_;
   PyTypeObject* kind_;  // torch.Tensor: the interpreter keeps it
   const DlExchange* exchange_;
   Py_ssize_t count_;
@@ -201,16 +249,18 @@ VITKERN_INITIALISED(vitkern::Places);
 namespace vitkern {
 
 void bind_watch(py::module_& m) {
-  m.def("unchanged", &unchanged, py::arg("entries"), py::arg("absent"), py::arg("sizes"),
+  m.def("unchanged", &unchanged, py::arg("tables"), py::arg("entries"), py::arg("absent"),
         py::arg("empty"), py::arg("types"),
-        "Whether dicts still have these entries (dict, key, value, ...), lack these (dict, key, "
-        "...), have these sizes (dict, n, ...), are empty (dict, ...) and objects have these types "
-        "(object, type, ...).");
+        "Whether dicts still have exactly these entries (dict, n, key, value, ...), have these "
+        "among others (dict, key, value, ...), lack these (dict, key, ...), are empty (dict, ...) "
+        "and objects have these types (object, type, ...).");
   m.def("reads", &reads, py::arg("descriptor"), py::arg("objects"), py::arg("expected"),
         "Whether a C type's method or property gives the expected value for every object.");
   py::class_<Places>(
-      m, "Places", "Addresses, sizes and strides of tensors of a class with DLPack's exchange API.")
-      .def(py::init<const py::type&, const py::tuple&>())
+      m, "Places",
+      "Versions, addresses, sizes and strides of tensors of a class with DLPack's exchange "
+      "API (class, its property of the version, tensors).")
+      .def(py::init<const py::type&, const py::object&, const py::tuple&>())
       .def("match", &Places::match, "Whether these tensors, the same objects, are still there.");
 }
 

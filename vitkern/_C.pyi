@@ -80,18 +80,18 @@ def arena_trim() -> None: ...
 # ---- What is watched, csrc/watch.cpp ----
 
 def unchanged(
+    tables: tuple[Any, ...],
     entries: tuple[Any, ...],
     absent: tuple[Any, ...],
-    sizes: tuple[Any, ...],
     empty: tuple[Any, ...],
     types: tuple[Any, ...],
 ) -> bool: ...
 def reads(descriptor: Any, objects: tuple[Any, ...], expected: tuple[Any, ...]) -> bool: ...
 
 class Places:
-    """Addresses, sizes and strides of tensors of a class with DLPack's exchange API."""
+    """Versions, addresses, sizes and strides of tensors of a class with DLPack's exchange API."""
 
-    def __init__(self, kind: type, tensors: tuple[Any, ...], /) -> None: ...
+    def __init__(self, kind: type, version: Any, tensors: tuple[Any, ...], /) -> None: ...
     def match(self, tensors: tuple[Any, ...], /) -> bool: ...
 
 # ---- GPU launcher ----

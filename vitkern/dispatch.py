@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,8 @@ PATHS = ("auto", "engine", "fused", "reference")
 NOTHING_IN_THE_WAY = "eval mode, gradients off, nothing in the way"
 
 
-class Route(NamedTuple):
+@dataclass(slots=True)
+class Route:
     """The path of a forward, why it is that one, and the engine that serves it, if one does."""
 
     path: str  # "engine", "fused", "reference"
@@ -38,12 +40,12 @@ def choose(model: ViT, image: Tensor, want: str) -> Route:
     weight = model.patch_embed_weight
     check_image(model, image, weight)
     route = decide(model, image, want, weight)
-    if route.path != "engine":
-        return route
-    try:
-        return route._replace(engine=model.engines.ready(route.precision))
-    except Unpackable as error:
-        return _without_engine(model.path, str(error).removeprefix("ViT: "))
+    if route.path == "engine":
+        try:
+            route.engine = model.engines.ready(route.precision)
+        except Unpackable as error:
+            return _without_engine(model.path, str(error).removeprefix("ViT: "))
+    return route
 
 
 def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route:

@@ -35,12 +35,13 @@ PRECISIONS = {
 CHOICES = ("fp32", "tf32", "bf16")
 
 
+# The most exact precision whose matrices have a dtype; float64 has references only.
+_NAMES = {row.dtype: row.name for row in reversed(PRECISIONS.values())} | {torch.float64: "fp64"}
+
+
 def name_of(dtype: torch.dtype) -> str:
-    """The most exact precision whose matrices have this dtype: "fp32" for float32."""
-    for row in PRECISIONS.values():
-        if row.dtype == dtype:
-            return row.name
-    return {torch.float64: "fp64"}.get(dtype, str(dtype).removeprefix("torch."))
+    """The precision of matrices that are held in a dtype: "fp32" for float32."""
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def check_choice(owner: str, precision: str | None) -> None:

@@ -230,7 +230,7 @@ def test_models_with_engines_are_freed():
 
 
 @pytest.mark.parametrize("kind", (places, Places), ids=("native", "plain"))
-def test_places_see_other_memory_sizes_and_strides(kind):
+def test_places_see_writes_and_other_memory_sizes_and_strides(kind):
     weights = tuple(nn.Parameter(torch.randn(6, 6)) for _ in range(3))
     seen = kind(weights)
     assert seen.match(weights)
@@ -240,33 +240,36 @@ def test_places_see_other_memory_sizes_and_strides(kind):
         assert not seen.match(weights)
         weights[1].data = before
         assert seen.match(weights)
+    with torch.no_grad():
+        weights[2][3, 3] = 1
+    assert not seen.match(weights)
 
 
 def test_what_is_watched_is_checked():
     table = {"a": None}
-    facts = {"entries": (), "absent": (), "sizes": (), "empty": (), "types": ()}
+    facts = {"entries": (), "absent": (), "tables": (), "empty": (), "types": ()}
     good = {
-        "entries": (table, "a", None), "absent": (table, "b"), "sizes": (table, 1),
+        "entries": (table, "a", None), "absent": (table, "b"), "tables": (table, 1, "a", None),
         "empty": ({},), "types": (table, dict),
     }  # fmt: skip
     assert _C.unchanged(**good)
     for name, value in {
-        "entries": (table, "a", 1), "absent": (table, "a"), "sizes": (table, 2),
+        "entries": (table, "a", 1), "absent": (table, "a"), "tables": (table, 1, "a", 1),
         "empty": (table,), "types": (table, list),
     }.items():  # fmt: skip
         assert not _C.unchanged(**{**facts, name: value}), name
     for name, value in {
-        "entries": (table, "a"), "absent": (table,), "sizes": (table, "1"), "empty": (1,),
+        "entries": (table, "a"), "absent": (table,), "tables": (table, 2, "a", None), "empty": (1,),
         "types": (table,),
     }.items():  # fmt: skip
         with pytest.raises(TypeError, match="vitkern unchanged: expected"):
             _C.unchanged(**{**facts, name: value})
     with pytest.raises(TypeError, match="the given class"):
-        _C.Places(torch.Tensor, (1,))
+        _C.Places(torch.Tensor, torch.Tensor._version, (1,))
     with pytest.raises(AttributeError):
-        _C.Places(int, ())
+        _C.Places(int, torch.Tensor._version, ())
     with pytest.raises(TypeError, match="it was made with"):
-        _C.Places(torch.Tensor, ()).match((torch.ones(1),))
+        _C.Places(torch.Tensor, torch.Tensor._version, ()).match((torch.ones(1),))
     with pytest.raises(TypeError, match="without __init__"):
         _C.Places.__new__(_C.Places).match(())
     with pytest.raises(TypeError, match="as many values"):

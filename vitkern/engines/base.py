@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import functools
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ class Engine(abc.ABC):
         self.parameters = parameters_of(model)
         # Holds the memory, so that none of it can be freed and come back at the same address.
         self._memory = [p.detach() for p in self.parameters]
-        self._versions = tuple(p._version for p in self.parameters)
         self._places = places(self.parameters)
         self._fingerprint = _C.Fingerprint(
             [
@@ -62,11 +61,8 @@ class Engine(abc.ABC):
 
     def stale(self) -> bool:
         """Whether the model's parameters have other values than those that were packed."""
-        return not (
-            _C.reads(Tensor._version, self.parameters, self._versions)
-            and self._places.match(self.parameters)
-            and self._fingerprint.matches()  # reads the memory that was just found in its place
-        )
+        # The fingerprint reads the memory that was just found in its place.
+        return not (self._places.match(self.parameters) and self._fingerprint.matches())
 
     @staticmethod
     @abc.abstractmethod
@@ -183,10 +179,11 @@ def _are(these: tuple[Tensor, ...], those: tuple[Tensor, ...]) -> bool:
 class Places:
     """`_C.Places` without DLPack, for an older torch or the meta device; three times as slow."""
 
-    READS = (Tensor.data_ptr, Tensor.size, Tensor.stride)
+    READS: tuple[Any, ...] = (Tensor._version, Tensor.data_ptr, Tensor.size, Tensor.stride)
 
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
-        self._seen = [tuple(map(read, tensors)) for read in self.READS]
+        versions = tuple(t._version for t in tensors)
+        self._seen = [versions, *(tuple(map(read, tensors)) for read in self.READS[1:])]
 
     def match(self, tensors: tuple[Tensor, ...]) -> bool:
         seen = zip(self.READS, self._seen, strict=True)
@@ -194,10 +191,10 @@ class Places:
 
 
 def places(tensors: tuple[Tensor, ...]) -> Places | _C.Places:
-    """Where tensors are in memory: what moves when they are given other memory, cut, transposed."""
+    """What moves when tensors are written, given other memory, cut or transposed."""
     known = all(t.device.type in ("cpu", "cuda") for t in tensors)
     if known and hasattr(Tensor, "__dlpack_c_exchange_api__"):  # torch >= 2.10
-        return _C.Places(Tensor, tensors)
+        return _C.Places(Tensor, Tensor._version, tensors)
     return Places(tensors)
 
 

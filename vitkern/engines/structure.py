@@ -8,7 +8,7 @@ every fact they rest on with what is there, at each forward, in microseconds (cs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -25,7 +25,6 @@ NEEDED = {nn.LayerNorm: ("weight", "bias"), nn.Linear: ("weight",), nn.Conv2d: (
 # What else a module's forward depends on, and the findings with it.
 _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     nn.LayerNorm: ("eps",),
-    nn.Linear: ("out_features",),
     nn.Conv2d: ("kernel_size", "stride", "padding", "dilation", "groups"),
     Attention: ("heads", "grid", "prefix"),
     Activation: ("name",),
@@ -46,21 +45,20 @@ class Structure:
         self.config = model.config
         entries: list[object] = []
         absent: list[object] = []
-        sizes: list[object] = []
+        tables: list[object] = []
         empty: list[object] = []
         types: list[object] = []
         self._modules = dict(model.named_modules(remove_duplicate=False))
         for name, module in self._modules.items():
             for slots in (module._modules, module._parameters):
-                _count(slots, sizes, empty)
-                for key, value in slots.items():
-                    entries += (slots, key, value)
+                _note(slots, tables, empty)
+                for value in slots.values():
                     types += (value, type(value))
             if not name:  # the model itself: its hooks run before and after any path
                 continue
             own = module.__dict__
             for hooks in HOOKS:
-                _count(own[hooks], sizes, empty)
+                _note(own[hooks], tables, empty)
             for key in _ATTRIBUTES.get(type(module), ()):
                 if key != "training" or module.p:  # at rate 0 nothing depends on it
                     entries += (own, key, own.get(key))
@@ -68,7 +66,7 @@ class Structure:
                 entries += (own, "forward", own["forward"])
             else:
                 absent += (own, "forward")
-        self._facts = tuple(map(tuple, (entries, absent, sizes, empty, types)))
+        self._facts = tuple(map(tuple, (tables, entries, absent, empty, types)))
         self.not_fused = self._not_fused(model.kinds)
         self.uneven_dropout = self._uneven_dropout()
         self.not_engine = "" if self.not_fused else self._not_engine()
@@ -108,8 +106,9 @@ class Structure:
         if blocks != c.depth:
             return f"the model has {blocks} blocks, its configuration {c.depth}"
         head, proj = self._modules["head"], self._modules["patch_embed.proj"]
-        if isinstance(head, nn.Linear) and head.out_features != c.classes:
-            return f"the head has {head.out_features} outputs, the configuration {c.classes}"
+        outputs = head.weight.shape[0] if isinstance(head, nn.Linear) else c.classes
+        if outputs != c.classes:
+            return f"the head has {outputs} outputs, the configuration {c.classes}"
         size = (c.patch_size, c.patch_size)
         shape = tuple(getattr(proj, key) for key in _ATTRIBUTES[nn.Conv2d])
         if shape != (size, size, (0, 0), (1, 1), 1):
@@ -127,11 +126,14 @@ class Structure:
         return ""
 
 
-def _count(slots: dict, sizes: list[object], empty: list[object]) -> None:
-    if slots:
-        sizes += (slots, len(slots))
-    else:
+def _note(slots: dict[str, Any], tables: list[object], empty: list[object]) -> None:
+    """All entries of a dict."""
+    if not slots:
         empty.append(slots)
+        return
+    tables += (slots, len(slots))
+    for entry in slots.items():
+        tables += entry
 
 
 def lacks_parameter(name: str, module: nn.Module) -> str:
