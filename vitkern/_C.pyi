@@ -141,7 +141,7 @@ class Kernel:
     @property
     def device(self) -> int: ...
 
-class Plan:
+class LaunchList:
     """Launches that are checked and packed once; run() starts them all in one call."""
 
     def add(

@@ -9,6 +9,8 @@ with log2(e) in the scale, so that a score costs one FMA and one EX2.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -229,7 +231,7 @@ def in_units(steps: list[int], size: int) -> tuple[int, ...]:
     return tuple(step // size for step in steps)
 
 
-def bias_arguments(bias: Tensor | None) -> dict[str, object]:
+def bias_arguments(bias: Tensor | None) -> dict[str, Any]:
     """bias (B or 1, H or 1, S, S) in place, with a stride of 0 along an axis it is broadcast."""
     if bias is None:
         return dict(bias=None, bias_strides=(0, 0, 0), BIAS_UNIT=1)
@@ -246,7 +248,7 @@ def plain(offsets: Tensor | None) -> Tensor | None:
 
 def dropout_arguments(
     p: float, seed: Tensor | None, offsets: Tensor | None, S: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     return dict(
         seed=seed if p else None,
         dropout=philox.limits(p),

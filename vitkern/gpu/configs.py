@@ -9,7 +9,7 @@ instruction mix: docs/gpu_kernels.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 
@@ -17,7 +17,7 @@ ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 class Row(NamedTuple):
     """Settings of one kernel for a bucket of shapes on some architectures."""
 
-    blocks: Mapping[str, object]  # the kernel's tl.constexpr block sizes
+    blocks: Mapping[str, Any]  # the kernel's tl.constexpr block sizes
     num_warps: int
     num_stages: int
     why: str

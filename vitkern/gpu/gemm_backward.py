@@ -164,8 +164,8 @@ def input_gradient(
     activation: str = "none",
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """(gamma * grad) weight, (M, K) in `dtype` (weight's if None).
+) -> tuple[Tensor, Tensor | None]:
+    """(gamma * grad) weight, (M, K) in `dtype` (weight's if None); and None.
 
     With `pre` (M, K): the gradient before dropout(activation(pre)), and that `hidden` itself.
     """
@@ -182,7 +182,7 @@ def input_gradient(
         ACTIVATION=activation, EVEN=gemm.even(N, row) and K % row.blocks["BN"] == 0,
         QUADS=K % 4 == 0, PRECISION=gemm.precision_of(weight),
     )  # fmt: skip
-    return dx if pre is None else (dx, hidden)
+    return dx, hidden
 
 
 def weight_gradient(

@@ -17,7 +17,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class Launch:
 
     kernel: JITFunction
     grid: tuple[int, int, int]
-    arguments: dict[str, object]  # tensors, numbers, tuples of numbers, None, constants: by name
+    arguments: dict[str, Any]  # tensors, numbers, tuples of numbers, None, constants: by name
     writes: tuple[str, ...]  # the tensors among them that it writes; it reads all others
     num_warps: int
     num_stages: int
@@ -97,22 +97,22 @@ class Launch:
             self.num_stages,
         )
 
-    def run_time(self) -> dict[str, object]:
+    def run_time(self) -> dict[str, Any]:
         """The arguments that a compiled kernel takes, in order; tuples element by element."""
         flat = dict(pair for item in self.arguments.items() for pair in _elements(*item))
         return {path: flat[path] for path, _ in self.variant.signature}
 
 
-def _elements(name: str, value: object) -> Iterator[tuple[str, object]]:
+def _elements(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, tuple):
         yield from ((f"{name}.{i}", element) for i, element in enumerate(value))
     else:
         yield name, value
 
 
-def grouped(flat: Iterable[tuple[str, T]]) -> dict[str, T | tuple[T, ...]]:
+def grouped(flat: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """The elements of each argument together again: {"S": s, "strides": (b, s)}."""
-    found: dict[str, T | tuple[T, ...]] = {}
+    found: dict[str, Any] = {}
     for path, value in flat:
         name, dot, _ = path.partition(".")
         found[name] = (*found.get(name, ()), value) if dot else value
@@ -125,7 +125,7 @@ def _text(constant: object) -> str:
     return "" if constant is None else str(constant)
 
 
-def _type_of(value: object) -> str:
+def _type_of(value: Any) -> str:
     if isinstance(value, Tensor):
         return POINTERS[value.dtype]
     if isinstance(value, float):
@@ -192,7 +192,7 @@ def arch_of(tensor: Tensor) -> str:
 
 
 def launch(
-    kernel: JITFunction, grid: tuple[int, ...], row: Row, writes: tuple[str, ...], **arguments
+    kernel: JITFunction, grid: tuple[int, ...], row: Row, writes: tuple[str, ...], **arguments: Any
 ) -> None:
     """Start `kernel`; `arguments` are all that it takes but the block sizes, which `row` has.
 
@@ -200,12 +200,13 @@ def launch(
     """
     if 0 in grid:
         return
+    x, y, z = (*grid, 1, 1)[:3]
     given = {**{n: v for n, v in row.blocks.items() if n in kernel.arg_names}, **arguments}
     first = next(v for v in arguments.values() if isinstance(v, Tensor))
     executor_of(first).run(
         Launch(
             kernel,
-            tuple([*grid, 1, 1][:3]),
+            (x, y, z),
             {name: given[name] for name in kernel.arg_names},
             writes,
             row.num_warps,

@@ -7,6 +7,8 @@ the normalised rows as well, for the gradient of the Linear's weight.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -178,8 +180,9 @@ def norm_backward(
     residual, residual_stride = (None, 0) if residual is None else rows_of(residual)
     M, D = x.shape
     programs = launch.cdiv(M, ROWS)
-    vectors = {n: v for n, v in zip(names[1:], (weight, bias), strict=True) if n in needs}
-    parts = x.new_empty(2, programs, D, dtype=torch.float32) if vectors else None
+    own = zip(names[1:], (weight, bias), strict=True)
+    vectors = {n: v for n, v in own if n in needs and v is not None}
+    parts: Any = x.new_empty(2, programs, D, dtype=torch.float32) if vectors else None
     row = row_for("layernorm_backward", x, D=D)
     launch.launch(
         layernorm_backward, (programs,), row, ("dx", "h", "parts"),

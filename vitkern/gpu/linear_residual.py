@@ -6,6 +6,8 @@ for the LayerNorm that follows (moments.py).
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -101,9 +103,9 @@ def part_width(weight: Tensor, M: int) -> int:
 def backward(grad, args, saved, needs) -> list[Tensor]:
     x, weight, bias, _, gamma, dropout_p, drop_path_p, seed = args
     raw = masked_gradient(grad, weight.dtype, dropout_p, drop_path_p, seed)
-    grads = {}
+    grads: dict[str, Any] = {}
     if "x" in needs:
-        grads["x"] = input_gradient(raw, weight, gamma, x.dtype).view(x.shape)
+        grads["x"] = input_gradient(raw, weight, gamma, x.dtype)[0].view(x.shape)
     if needs & {"weight", "bias", "gamma"}:
         found = weight_gradient(raw, x, weight, bias, gamma)
         grads |= dict(zip(("weight", "bias", "gamma"), found, strict=True))

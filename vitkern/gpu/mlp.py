@@ -6,6 +6,8 @@ themselves, recomputed from `pre`, so that nothing F-wide but `pre` is kept betw
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from . import layernorm
@@ -45,8 +47,8 @@ def backward(grad, args, saved, needs) -> list[Tensor]:
     dpre, hidden = input_gradient(
         raw, fc2_weight, gamma, fc1_weight.dtype, pre, activation, dropout_p, seed
     )
-    grads = {}
-    if needs & {"fc2_weight", "fc2_bias", "gamma"}:
+    grads: dict[str, Any] = {}
+    if hidden is not None and needs & {"fc2_weight", "fc2_bias", "gamma"}:
         found = weight_gradient(raw, hidden, fc2_weight, fc2_bias, gamma)
         grads |= dict(zip(("fc2_weight", "fc2_bias", "gamma"), found, strict=True))
     if needs & set(_NAMES[:5]):

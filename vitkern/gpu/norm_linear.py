@@ -8,6 +8,8 @@ from the kernel that wrote x: no pass over x and no prologue at all.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -167,13 +169,14 @@ def normalised_linear_backward(
     needs: frozenset[str],
     names: tuple[str, str, str, str, str],
     residual: Tensor | None = None,
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """Gradients of layernorm(x) weight^T + bias, by `names`; `residual` is added to dx."""
     linear = needs & set(names[3:])
     h = x.new_empty(x.shape, dtype=weight.dtype) if linear else None
-    dh = input_gradient(dpre, weight, None)
-    grads = norm_backward(dh, x, stats, norm_weight, norm_bias, needs, names[:3], residual, h)
-    if linear:
+    dh, _ = input_gradient(dpre, weight, None)
+    grads: dict[str, Any] = {}
+    grads |= norm_backward(dh, x, stats, norm_weight, norm_bias, needs, names[:3], residual, h)
+    if h is not None:
         dweight, dbias, _ = weight_gradient(dpre, h, weight, bias, None)
         grads |= {names[3]: dweight, names[4]: dbias}
     return grads

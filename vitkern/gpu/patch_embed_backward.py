@@ -232,5 +232,5 @@ def _token_sums(grads: dict[str, Tensor], B: int, S: int, shared: dict) -> None:
         ("dprefix", "dposition", "parts"), dprefix=grads.get("prefix"),
         dposition=grads.get("position"), parts=parts, B=B, S=S, first=first, **shared,
     )  # fmt: skip
-    if dbias is not None:
+    if dbias is not None and parts is not None:
         sum_parts(parts, dbias)

@@ -11,6 +11,8 @@ PATCH = (C, PY, PX).
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -94,7 +96,7 @@ def readable(image: Tensor, py: int, px: int) -> Tensor:
     return image if span < 2**31 else image.contiguous()
 
 
-def arguments(image: Tensor, py: int, px: int) -> dict[str, object]:
+def arguments(image: Tensor, py: int, px: int) -> dict[str, Any]:
     """What every kernel that reads patches of this image takes."""
     image = readable(image, py, px)
     return {

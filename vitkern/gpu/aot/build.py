@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 from triton import knobs
@@ -42,7 +42,7 @@ class Binary(NamedTuple):
 
     code: bytes  # cubin or hsaco
     suffix: str
-    facts: dict[str, object]  # what the manifest says of it besides file and key
+    facts: dict[str, Any]  # what the manifest says of it besides file and key
     assembly: str  # AMD's; "" for NVIDIA, whose cubin can be disassembled
     ttir: str  # Triton's first IR, which tells the matmuls in the source
     tensor_columns: int
@@ -95,7 +95,7 @@ def target_of(arch: str) -> GPUTarget:
     return GPUTarget("cuda", int(arch[3:]), 32)
 
 
-def input_of(variant: Variant) -> tuple[ASTSource, dict[str, object]]:
+def input_of(variant: Variant) -> tuple[ASTSource, dict[str, Any]]:
     """What triton.compile takes for a variant: its source, and its options."""
     names, promise = variant.kernel.arg_names, [["tt.divisibility", ALIGNMENT]]
     paths = [path.split(".") for path in variant.divisible]
@@ -144,7 +144,7 @@ def compile_variant(variant: Variant, arch: str) -> Binary:
 _SCRATCH = (("size", 0), ("align", 1))
 
 
-def _whole(asm: Mapping[str, object]) -> bytes:
+def _whole(asm: Mapping[str, Any]) -> bytes:
     """The binary, if it is not cut short: an ELF file ends with its table of sections, or later."""
     code = asm["hsaco"] if "hsaco" in asm else asm["cubin"]
     if code[:4] != b"\x7fELF" or len(code) < 64:
@@ -214,7 +214,7 @@ def function_of(variant: Variant) -> str:
     return f"{variant.kernel.fn.__module__}:{variant.kernel.fn.__qualname__}"
 
 
-def _find(function: str):
+def _find(function: str) -> Any:
     module, _, name = function.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -238,10 +238,11 @@ def _work(task: _Task) -> _Done:
         entry = _write(task, binary) if task.write else None
         return _Done(entry, check(variant, binary) if task.check else None)
     except Exception as error:
-        while error.__cause__ is not None:
-            error = error.__cause__
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = f"{type(error).__name__}: {' '.join(lines[-3:])[-400:]}"
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        lines = [line.strip() for line in str(first).splitlines() if line.strip()]
+        reason = f"{type(first).__name__}: {' '.join(lines[-3:])[-400:]}"
         return _Done(entry, failure=Failure(task.id, task.arch, reason))
 
 
@@ -303,8 +304,10 @@ def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
 
 def _end_with_parent() -> None:
     """A worker whose build was killed would wait for its next task for ever."""
-    wait = multiprocessing.parent_process().join
-    threading.Thread(target=lambda: (wait(), os._exit(1)), daemon=True).start()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait = parent.join
+        threading.Thread(target=lambda: (wait(), os._exit(1)), daemon=True).start()
 
 
 def build(
@@ -365,4 +368,6 @@ def build(
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -13,7 +13,7 @@ import pathlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import triton
@@ -122,7 +122,10 @@ def _gcn_jump(one: Instruction) -> tuple[str | None, bool]:
     return None, one.opcode != "s_endpgm"
 
 
-def _blocks(lines: Iterable[str | Instruction], jump) -> list[Block]:
+def _blocks(
+    lines: Iterable[str | Instruction],
+    jump: Callable[[Instruction], tuple[str | None, bool]],
+) -> list[Block]:
     """Blocks from labels and instructions, by where each of them may jump."""
     codes: list[list[Instruction]] = [[]]
     starts: dict[str, int] = {}

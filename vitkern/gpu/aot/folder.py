@@ -14,6 +14,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterable
+from typing import Any
 
 import triton
 
@@ -44,7 +45,7 @@ def read(folder: pathlib.Path) -> list[dict]:
     return list(entries.values())
 
 
-def _is_whole(entry: object) -> bool:
+def _is_whole(entry: Any) -> bool:
     """Whether the next build can take this entry over; what is none is built again."""
     try:
         manifest.check(entry)

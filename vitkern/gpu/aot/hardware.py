@@ -78,7 +78,9 @@ class Occupancy(NamedTuple):
     share: float  # of the warps that it could hold
 
 
-def occupancy(arch: str, registers: int, shared: int, warps: int, tensor_columns=0) -> Occupancy:
+def occupancy(
+    arch: str, registers: int, shared: int, warps: int, tensor_columns: int = 0
+) -> Occupancy:
     """CUDA's occupancy rules: registers in units of 256 a warp, shared memory of 128 bytes.
 
     A scheduler (a SIMD on AMD) has a quarter of the registers and of the warps. AMD allocates
@@ -100,7 +102,7 @@ def occupancy(arch: str, registers: int, shared: int, warps: int, tensor_columns
         limits["shared memory"] = 0
     if registers > chip.registers_thread:
         limits["registers"] = 0
-    limiter = min(limits, key=limits.get)
+    limiter = min(limits, key=lambda name: limits[name])
     return Occupancy(limits[limiter], limiter, limits[limiter] * warps / chip.warps)
 
 

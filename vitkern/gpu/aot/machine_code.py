@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from . import disassembly, triton_ir
@@ -125,11 +125,17 @@ class Report:
 
 
 def analyse(
-    kernel: str, arch: str, code: bytes | str, warps: int, shared: int, ttir: str = "", columns=0
+    kernel: str,
+    arch: str,
+    code: bytes | str,
+    warps: int,
+    shared: int,
+    ttir: str = "",
+    columns: int = 0,
 ) -> Report:
     """Report on a cubin, or on the assembly text of an AMD kernel; `ttir` tells its matmuls."""
     wanted = triton_ir.asked(ttir, arch, warps * CHIPS[arch].warp_size)
-    if arch.startswith("gfx"):
+    if isinstance(code, str):
         return _analyse_gcn(kernel, arch, code, warps, shared, wanted)
     used = disassembly.resources(code)
     blocks = _with_shapes(disassembly.parse_sass(disassembly.sass(code)))
@@ -140,7 +146,7 @@ def analyse(
     shapes = bool(matmuls) and all(p.flops for p in matmuls)  # of all are known
     flops = sum(p.flops for p in matmuls) * warps if shapes else 0.0
     ideal = sum(p.flops / (1 if p.narrow else 0.5) for p in matmuls) * warps / CHIPS[arch].tensor
-    bound = max(clocks, key=clocks.get)
+    bound = max(clocks, key=lambda unit: clocks[unit])
     reading = hot if matmuls else everything
     loads = _accesses(reading, ("LDG", "LDGSTS", "LD"), warps)
     return Report(
@@ -154,7 +160,11 @@ def analyse(
     )  # fmt: skip
 
 
-def _hot(blocks, is_tensor, weight) -> tuple[list[Instruction], list[list[Instruction]]]:
+def _hot(
+    blocks: list[Block],
+    is_tensor: Callable[[Instruction], bool],
+    weight: Callable[[Instruction], int],
+) -> tuple[list[Instruction], list[list[Instruction]]]:
     """(the hot loop's instructions, those of every loop that could be it).
 
     Loops that hold tensor instructions and no smaller loop that does; without any, loops that hold
@@ -173,7 +183,9 @@ def _hot(blocks, is_tensor, weight) -> tuple[list[Instruction], list[list[Instru
     return max(inner, key=lambda code: (_count_if(code, is_tensor), sum(map(weight, code)))), inner
 
 
-def _clocks(arch, hot: Sequence[Instruction], matmuls, warps: int) -> dict[str, float]:
+def _clocks(
+    arch: str, hot: Sequence[Instruction], matmuls: Sequence[Matmul], warps: int
+) -> dict[str, float]:
     """Clocks of a multiprocessor for one trip of one block, by unit."""
     chip, names = CHIPS[arch], Counter(one.name for one in hot)
     lanes = 32 * warps
@@ -227,7 +239,7 @@ def _count(code: Sequence[Instruction], names: tuple[str, ...]) -> int:
     return _count_if(code, lambda one: one.name.startswith(names))
 
 
-def _count_if(code, test) -> int:
+def _count_if(code: Iterable[Instruction], test: Callable[[Instruction], bool]) -> int:
     return sum(1 for one in code if test(one))
 
 
@@ -244,9 +256,14 @@ def _accesses(code: Sequence[Instruction], names: tuple[str, ...], warps: int) -
 _DWORDS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "short": 2}
 
 
-def _analyse_gcn(kernel, arch, text: str, warps: int, shared: int, wanted: Asked) -> Report:
+def _analyse_gcn(
+    kernel: str, arch: str, text: str, warps: int, shared: int, wanted: Asked
+) -> Report:
     def field(name: str) -> int:
-        return int(re.search(rf"\.{name}:\s+(\d+)", text)[1])
+        found = re.search(rf"\.{name}:\s+(\d+)", text)
+        if found is None:
+            raise ValueError(f"the assembly of {kernel} has no .{name}")
+        return int(found[1])
 
     def is_tensor(one: Instruction) -> bool:
         return one.opcode.startswith("v_mfma")

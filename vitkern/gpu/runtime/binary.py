@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Entry:
     num_stages: int
     shared: int  # bytes for a block
     arguments: tuple[tuple[str, str, bool], ...]  # name, type, promised to be a multiple of 16
-    constants: dict[str, object] = dataclasses.field(hash=False)
+    constants: dict[str, Any] = dataclasses.field(hash=False)
     source: str = ""  # a hash of the kernel's source; "" where the manifest has none
 
     def image(self) -> bytes:
@@ -76,7 +77,7 @@ class Store:
                     "twice: build again"
                 )
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
     def __len__(self) -> int:
@@ -175,7 +176,7 @@ class BinaryExecutor:
 
     def run_list(self, launches: _C.LaunchList, slots: Sequence[Tensor]) -> None:
         """Start a plan's launches in one call."""
-        addresses = [self._value(f"slot {i}", slot) for i, slot in enumerate(slots)]
+        addresses = [self._address(f"slot {i}", slot) for i, slot in enumerate(slots)]
         launches.run(self.stream(), addresses)
         self.launched += launches.launches
 
@@ -201,17 +202,18 @@ class BinaryExecutor:
 
     def values(self, launch: Launch) -> dict[str, int | float]:
         """What the C++ launcher takes: an address for a tensor, a number as it is."""
-        return {name: self._value(name, value) for name, value in launch.run_time().items()}
+        return {
+            name: self._address(name, value) if isinstance(value, Tensor) else value
+            for name, value in launch.run_time().items()
+        }
 
-    def _value(self, name: str, value: object) -> int | float:
-        if not isinstance(value, Tensor):
-            return value
-        if value.device != self.memory:
+    def _address(self, name: str, tensor: Tensor) -> int:
+        if tensor.device != self.memory:
             raise ValueError(
-                f"vitkern: {name} is on {value.device}, but the kernel runs on {self.memory}: "
+                f"vitkern: {name} is on {tensor.device}, but the kernel runs on {self.memory}: "
                 "move all tensors to one device"
             )
-        return value.data_ptr()
+        return tensor.data_ptr()
 
     def _load(self, entry: Entry, variant: Variant) -> _C.Kernel:
         wanted = tuple((n, kind, n in variant.divisible) for n, kind in variant.signature)

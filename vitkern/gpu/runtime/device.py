@@ -30,7 +30,7 @@ class DeviceExecutor:
         self.arch = built_for or nearest_arch(self.real_arch)  # whose settings are used
         self._compiled = 0  # launches that Triton's compiler served
         self._binaries: binary.BinaryExecutor | None = None
-        if built_for is not None:
+        if store is not None and built_for is not None:
             self._binaries = binary.BinaryExecutor(store, device.index, built_for)
         self._foreign = store is not None and built_for is None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -107,7 +107,7 @@ def _places(launch: Launch, slots: Iterable[Tensor]) -> dict[str, _Place]:
     return found
 
 
-def _with(launch: Launch, changes: dict[str, object]) -> Launch:
+def _with(launch: Launch, changes: dict[str, Any]) -> Launch:
     if not changes:
         return launch
     return dataclasses.replace(launch, arguments=launch.arguments | changes)
