@@ -1,7 +1,7 @@
 """This machine's facts and measured limits, for the roofline: `python -m benchmarks.machine`.
 
 The limits are measured, not data-sheet figures. `vitkern.cpu.calibrate` gives the rate of
-multiply-adds on numbers in L1 and of reads from each level of memory, by loops of the instruction
+multiply-adds on data in L1 and of reads from each level of memory, by loops of the instruction
 set that the kernels run; `torch.mm` on tensors of the precision's dtype stands beside them as what
 a BLAS makes of the same machine.
 """

@@ -47,7 +47,7 @@ def require_engine(model: ViT, image: Tensor) -> None:
 
 
 def flops(model: ViT, batch: int, size: int) -> int:
-    """Matrix products of a forward as PyTorch computes it, two flops a multiply-add."""
+    """Matmuls of a forward as PyTorch computes it, two flops a multiply-add."""
     return 2 * batch * model.summary(size, show=False).multiply_adds
 
 
@@ -55,7 +55,7 @@ def engine_flops(model: ViT, batch: int, size: int) -> int:
     """The same without the rows of the last block that class-token pooling does not need.
 
     Of that block the engine computes k and v of all rows, and for one row q, attention, projection
-    and MLP. A rate that counted the rest would be flattered by 1/depth of most products.
+    and MLP. A rate that counted the rest would be flattered by 1/depth of most GEMMs.
     """
     c = model.config.replace(image_size=size)
     skipped = 0

@@ -79,7 +79,7 @@ def words(rows: list[dict], limits: dict) -> str:
         for how, rate in multiply.items()
     )
     read = ", ".join(f"{gbs} GB/s from {place} ({sizes[place]})" for place, gbs in reads.items())
-    return f"Measured limits: products on numbers in L1, {rates}; reads of {read}. {stamp(rows)}."
+    return f"Measured limits: multiply-adds on data in L1, {rates}; reads of {read}. {stamp(rows)}."
 
 
 def draw(rows: list[dict], path: pathlib.Path) -> pathlib.Path:

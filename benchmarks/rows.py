@@ -67,7 +67,7 @@ def row(
 
 
 def precision(row: Mapping) -> str:
-    """fp32, bf16, ...: how a row's products were computed."""
+    """fp32, bf16, ...: how a row's matmuls were computed."""
     return row.get("precision") or PRECISION.get(row["dtype"], row["dtype"])
 
 

@@ -39,7 +39,7 @@ def text(rows: list[dict]) -> str:
     notes = (
         f"Median of calls timed in turns; {stamp(these)}. PyTorch is the fastest eager way, in"
         " 16 bits or in fp32. The share is of the multiply-adds that the same number of threads"
-        " reaches on numbers in L1, measured between the turns."
+        " reaches on data in L1, measured between the turns."
     )
     return "\n".join([*lines, "", notes])
 

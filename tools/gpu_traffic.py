@@ -3,8 +3,8 @@
     python tools/gpu_traffic.py            # writes the tables between the page's markers
     python tools/gpu_traffic.py --check    # status 1 if the page is old
 
-vitkern's numbers are those of its recorded launches. Eager PyTorch's are counted operator by
-operator while the same model's reference path runs on tensors without numbers: every operator that
+vitkern's counts are those of its recorded launches. Eager PyTorch's are counted operator by
+operator while the same model's reference path runs on tensors without values: every operator that
 is no view counts as one launch (some are more) that reads its inputs and writes its results once;
 attention is one fused kernel (SDPA's), which is the best that eager has. The compulsory minimum
 reads the image and every parameter once and writes the result (and the gradients) once.

@@ -73,11 +73,9 @@ class ViT(TimmApi):
             return nn.LayerNorm(D, c.norm_eps, **made) if wanted else nn.Identity()
 
         self.patch_embed = layers.PatchEmbed(c, **made)
-        self.cls_token = rows("cls_token")
-        self.reg_token = rows("reg_token")
+        self.cls_token, self.reg_token = rows("cls_token"), rows("reg_token")
         self.pos_embed = rows("pos_embed")
-        self.pos_embed_y = rows("pos_embed_y")
-        self.pos_embed_x = rows("pos_embed_x")
+        self.pos_embed_y, self.pos_embed_x = rows("pos_embed_y"), rows("pos_embed_x")
         self.pos_drop = layers.Dropout(c.dropout)
         self.norm_pre = norm(c.pre_norm)
         self.blocks = nn.Sequential(*(layers.Block(c, i, **made) for i in range(c.depth)))
@@ -299,13 +297,9 @@ class ViT(TimmApi):
     def patch_embed_weight(self) -> Tensor:
         """The parameter whose dtype and device are the model's."""
         embed = self._modules["patch_embed"]  # not by attribute, which takes ten times as long
-        if type(embed) is layers.PatchEmbed:
-            proj = embed._modules["proj"]
-            weight = proj._parameters.get("weight") if proj is not None else None
-            if weight is not None:
-                return weight
-        weight = getattr(getattr(embed, "proj", None), "weight", None)
-        return weight if isinstance(weight, Tensor) else next(self.parameters())  # a foreign one
+        proj = None if embed is None else embed._modules.get("proj")
+        weight = None if proj is None else proj._parameters.get("weight")
+        return next(self.parameters()) if weight is None else weight  # of a foreign embedding
 
     @property
     def has_own_embedding(self) -> bool:

@@ -19,9 +19,9 @@ ROWS = ("cls_token", "reg_token", "pos_embed", "pos_embed_y", "pos_embed_x")
 def row_counts(c: ViTConfig) -> dict[str, int]:
     """How many rows each of ROWS has; 0 where the configuration has no such parameter."""
     learned = c.patches + (c.prefix_tokens if c.position_covers_prefix else 0)
-    apart = c.position == "learned_2d"
+    axes = c.grid if c.position == "learned_2d" else (0, 0)
     counts = (int(c.class_token), c.registers, learned if c.position == "learned" else 0)
-    return dict(zip(ROWS, (*counts, *(c.grid if apart else (0, 0))), strict=True))
+    return dict(zip(ROWS, (*counts, *axes), strict=True))
 
 
 def prefix_and_position(

@@ -29,11 +29,11 @@ from .contract import SLACK, Slack
 
 Axes = Mapping[str, int]
 
-# Ways to lay the same numbers out in memory; every operator must accept all of them.
+# Ways to lay the same elements out in memory; every operator must accept all of them.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "packed": lambda t: t,
-    "sliced": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],  # rows are apart
-    "transposed": lambda t: t.mT.contiguous().mT if t.ndim > 1 else t,  # columns are apart
+    "sliced": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],  # strided rows
+    "transposed": lambda t: t.mT.contiguous().mT if t.ndim > 1 else t,  # strided columns
 }
 
 

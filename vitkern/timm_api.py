@@ -36,7 +36,7 @@ class TimmApi(nn.Module):
         def make_head(self, **made: Any) -> None: ...
         def repack(self) -> None: ...
 
-    # ---- numbers ----
+    # ---- sizes ----
 
     @property
     def num_classes(self) -> int:

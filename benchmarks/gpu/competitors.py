@@ -48,7 +48,7 @@ class NoKernels(RuntimeError):
 
 
 class GraphDiffers(RuntimeError):
-    """A captured forward gave other numbers than the plain one: a wrong result, not a slow one."""
+    """A captured forward gave another result than the plain one: a wrong result, not a slow one."""
 
 
 class Contest(NamedTuple):
@@ -78,12 +78,12 @@ def modes(selection: Selection) -> dict[str, str]:
 
 
 def captured(device: Device, call: Callable[[], object], dtype: torch.dtype) -> Callable:
-    """`call` in a graph, after a look at whether a replay gives the same numbers."""
+    """`call` in a graph, after a look at whether a replay gives the same result."""
     replay = device.graph(call)
     plain, again = (result.detach().clone() for result in (call(), replay()))
     off = Error.of(again, plain).worst
     if not off <= 4 * torch.finfo(dtype).eps:
-        raise GraphDiffers(f"a CUDA graph of vitkern gives other numbers, off by {off:.1e}")
+        raise GraphDiffers(f"a CUDA graph of vitkern gives another result, off by {off:.1e}")
     return replay
 
 
@@ -136,7 +136,7 @@ def operator(case: Case, device: Device, selection: Selection) -> Contest:
     for name, mode in modes(selection).items():
         builds[name] = lambda mode=mode: call(device.compile(best, mode), plain)
     builds["native"] = lambda: call(native, saving)
-    times = 3 if trains else 1  # the products of a backward are twice those of the forward
+    times = 3 if trains else 1  # the matmuls of a backward are twice those of the forward
     read = sum(t.numel() * t.element_size() for t in inputs.values())
     written = math.prod(shape) * kind.itemsize
     # A backward reads inputs and the result's gradient and writes the inputs' gradients.
@@ -226,7 +226,7 @@ def forward(case: Case, device: Device, selection: Selection) -> Contest:
 class Step:
     """Forward, loss and backward; the optimizer is everybody's own. Returns the loss.
 
-    fp32 parameters and 16-bit products by autocast: how ViTs are trained.
+    fp32 parameters and 16-bit matmuls by autocast: how ViTs are trained.
     """
 
     module: nn.Module

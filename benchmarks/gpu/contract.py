@@ -1,4 +1,4 @@
-"""Checks vitkern's numbers on the device before a time is taken: a fast wrong result is none.
+"""Checks vitkern's results on the device before a time is taken: a fast wrong result is none.
 
 The truth is the reference in float64 on the same device; the yardstick is the error that PyTorch
 makes there at the same precision (vitkern/contract.py).
@@ -147,7 +147,7 @@ def _model_check(case: Case, device: Device, selection: Selection) -> Check:
 def _logits(case: Case, device: Device, selection: Selection):
     base = competitors.original(case.name, selection.image_size, device.device)
     image, _ = competitors.examples(base, CHECKED_IMAGES, selection.image_size)
-    # Everybody has the numbers as the precision holds them.
+    # Everybody has the weights as the precision holds them.
     model = copy.deepcopy(base).to(PRECISIONS[case.precision].dtype)
     image = image.to(model.dtype)
     with torch.inference_mode():

@@ -92,7 +92,7 @@ def open_device(name: str) -> Device:
 
 @contextlib.contextmanager
 def computing_in(precision: str) -> Iterator[None]:
-    """fp32 products in TF32 or not, in PyTorch and vitkern alike, as `precision` says."""
+    """fp32 matmuls in TF32 or not, in PyTorch and vitkern alike, as `precision` says."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"  # convolutions: True by default

@@ -1,7 +1,7 @@
 """What a device could do at most: from its properties where they tell, and measured with PyTorch.
 
 A peak is (multiprocessors) x (highest clock) x (flops per clock of one multiprocessor); the last
-factor is the architecture's, from NVIDIA's and AMD's architecture papers, for dense products that
+factor is the architecture's, from NVIDIA's and AMD's architecture papers, for dense matmuls that
 are summed in fp32. A device that is not in the table has no peak: shares of it are left out.
 """
 
@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu.device import Device, computing_in
 from vitkern.precision import PRECISIONS
 
-# architecture -> flops per clock of one multiprocessor: (16-bit products, TF32 products, fp32 FMA)
+# architecture -> flops per clock of one multiprocessor: (16-bit matmuls, TF32 matmuls, fp32 FMA)
 FLOPS_PER_CLOCK = {
     "sm_80": (2048, 1024, 128),  # A100: 108 x 1.41 GHz x 2048 = 312 TFLOPS
     "sm_86": (1024, 512, 256),  # RTX A6000: 84 x 1.80 GHz x 1024 = 155
@@ -25,7 +25,7 @@ FLOPS_PER_CLOCK = {
     "sm_120": (1024, 512, 256),  # RTX PRO 6000 Blackwell: 188 x 2.62 GHz x 1024 = 504
     "gfx942": (2048, 1024, 256),  # MI300X: 304 x 2.1 GHz x 2048 = 1307
 }
-# GeForce cards sum 16-bit products in fp32 at half the rate of the same chip's other cards:
+# GeForce cards sum 16-bit matmuls in fp32 at half the rate of the same chip's other cards:
 # RTX 3090 82 x 1.70 GHz x 512 = 71, RTX 4090 128 x 2.52 GHz x 512 = 165.
 GEFORCE = {"sm_86": (512, 256, 256), "sm_89": (512, 256, 256), "sm_120": (512, 256, 256)}
 
@@ -45,7 +45,7 @@ def peaks(properties: Any, facts: Mapping[str, Any]) -> dict[str, object]:
     hertz = max(1e3 * kilohertz, 1e6 * clocks.get("highest_sm_mhz", 0))
     if per_clock and hertz:
         narrow, tf32, fma = (f * hertz * properties.multi_processor_count / 1e9 for f in per_clock)
-        # fp32's own precision also comes from three TF32 products, faster than FMA on some.
+        # fp32's own precision also comes from three TF32 matmuls, faster than FMA on some.
         rates = {"bf16": narrow, "fp16": narrow, "tf32": tf32, "fp32": max(fma, tf32 / 3)}
         found["peak_gflops"] = {p: round(rate, 1) for p, rate in rates.items()}
     memory = getattr(properties, "memory_clock_rate", 0) or 0  # kHz; two transfers a clock
@@ -81,7 +81,7 @@ def measured(device: Device, precisions: list[str], quick: bool = False) -> dict
 
 
 def _matmul(device: Device, n: int, precision: str) -> float:
-    """Flops a second of a square product of random numbers; zeros would draw less power."""
+    """Flops a second of a square matmul of random elements; zeros would draw less power."""
     a, b = (
         torch.randn(n, n, device=device.device).to(PRECISIONS[precision].dtype) for _ in range(2)
     )

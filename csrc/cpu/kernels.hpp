@@ -9,9 +9,9 @@ namespace vitkern {
 enum class DType : int32_t { f32, bf16, u8 };
 // How matmuls are computed. Accumulators and everything between matmuls are fp32.
 enum class Precision : int32_t {
-  // fp32 multiply-adds; on AMX three bf16 terms for each element, six products of them.
+  // fp32 multiply-adds; on AMX three bf16 terms for each element, six GEMMs of them.
   fp32,
-  // At least TF32's accuracy: as fp32; on AMX two terms, three products.
+  // At least TF32's accuracy: as fp32; on AMX two terms, three GEMMs.
   tf32,
   // bf16's error or about that: both factors rounded to bf16 on AMX, to integers with a scale on
   // AVX-512 VNNI (tiles_vnni.hpp); elsewhere bf16 weights, fp32 multiply-adds.

@@ -1,4 +1,4 @@
-// The Python face of the GPU launcher. Values are checked to be numbers of the right kind here, and
+// The Python face of the GPU launcher. Values are checked to be ints or floats here, and
 // against the binary's promises in kernel.cpp; the lock of the interpreter is released for every
 // call that may reach the driver.
 #include "bindings.hpp"

@@ -116,8 +116,8 @@ def test_the_suite_covers_sizes_and_precisions():
 
 
 def test_a_wrong_result_stops_before_anything_is_timed(tmp_path, capsys, monkeypatch):
-    right = engine.Engine.logits
-    monkeypatch.setattr(engine.Engine, "logits", lambda self, image: 1.001 * right(self, image))
+    right = engine.CpuEngine.logits
+    monkeypatch.setattr(engine.CpuEngine, "logits", lambda self, image: 1.001 * right(self, image))
     status, found = run(tmp_path, *TINY)
     said = capsys.readouterr()
     assert status == 1 and not found
@@ -129,7 +129,7 @@ def test_a_kernel_that_raises_is_a_failed_check(tmp_path, capsys, monkeypatch):
     def broken(self, image):
         raise RuntimeError("no binary for this architecture")
 
-    monkeypatch.setattr(engine.Engine, "logits", broken)
+    monkeypatch.setattr(engine.CpuEngine, "logits", broken)
     status, found = run(tmp_path, *TINY)
     said = capsys.readouterr()
     assert status == 1 and not found
@@ -210,7 +210,7 @@ def test_a_competitor_may_fail_without_taking_the_device_along(monkeypatch):
     assert gpu.reason(error).endswith("when stream is capturing")
 
 
-def test_a_graph_with_other_numbers_ends_the_run(tmp_path, capsys, monkeypatch):
+def test_a_graph_with_another_result_ends_the_run(tmp_path, capsys, monkeypatch):
     class Forgetful(pretend_gpu.Pretended):
         def graph(self, function):
             result = function()
@@ -219,7 +219,7 @@ def test_a_graph_with_other_numbers_ends_the_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(device, "open_device", lambda name: Forgetful())
     status, found = run(tmp_path, *TINY)
     assert status == 1 and not found
-    assert "a CUDA graph of vitkern gives other numbers" in capsys.readouterr().err
+    assert "a CUDA graph of vitkern gives another result" in capsys.readouterr().err
 
 
 def test_plain_pytorch_is_not_timed_under_our_name(tmp_path, capsys, monkeypatch):
@@ -331,8 +331,8 @@ def test_pytest_runs_the_same_cases(tmp_path):
 def test_pytest_stops_at_a_failed_check(tmp_path):
     (tmp_path / "wrong_engine.py").write_text(
         "from vitkern import engine\n"
-        "right = engine.Engine.logits\n"
-        "engine.Engine.logits = lambda self, image: 1.001 * right(self, image)\n"
+        "right = engine.CpuEngine.logits\n"
+        "engine.CpuEngine.logits = lambda self, image: 1.001 * right(self, image)\n"
     )
     said = pytest_run(tmp_path, "-p", "wrong_engine", "-k", "model")
     assert said.returncode == 1 and not (tmp_path / "gpu.jsonl").exists()

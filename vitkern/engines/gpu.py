@@ -1,4 +1,4 @@
-"""The engine on a GPU: weights folded once, then one plan (one C++ call) per forward.
+"""The engine on a GPU: weights folded once, then one plan of launches per image shape.
 
 Five launches a block: qkv with LayerNorm folded in, attention, projection + residual, fc1 with
 LayerNorm folded in, fc2 + residual. The kernels that write the residual stream leave its rows'
@@ -245,14 +245,14 @@ class Buffers:
     """
 
     def __init__(
-        self, like: Tensor, B: int, S: int, D: int, stream: torch.dtype, product: torch.dtype
+        self, like: Tensor, B: int, S: int, D: int, stream: torch.dtype, matmul: torch.dtype
     ) -> None:
         self.B, self.S, self.D = B, S, D
         self._new = like.new_empty
-        self._product = product
+        self._matmul = matmul
         self._streams = [self._new(B * S * D, dtype=stream) for _ in range(2)]
-        self._qkv = self._new(B, S, 3 * D, dtype=product)
-        self._heads = self._new(B * S * D, dtype=product)
+        self._qkv = self._new(B, S, 3 * D, dtype=matmul)
+        self._heads = self._new(B * S * D, dtype=matmul)
         self._hidden: Tensor | None = None
         self._parts: dict[tuple[int, int, int], Tensor] = {}
         self._turn = 0
@@ -277,7 +277,7 @@ class Buffers:
 
     def hidden(self, F: int, queries: int) -> Tensor:
         if self._hidden is None:
-            self._hidden = self._new(self.B * self.S * F, dtype=self._product)
+            self._hidden = self._new(self.B * self.S * F, dtype=self._matmul)
         return self._hidden[: self.B * queries * F].view(self.B, queries, F)
 
 

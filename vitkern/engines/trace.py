@@ -1,6 +1,6 @@
 """The ahead-of-time build list: every kernel that the usual ViTs ask for, recorded, not guessed.
 
-Each model runs on meta tensors, which have shapes and no numbers, with the GPU launchers in the
+Each model runs on meta tensors, which have shapes and no values, with the GPU launchers in the
 operators' places and a recorder behind them. What is built is therefore what a launcher would ask
 for: block sizes from gpu/configs.py, absent arguments, divisibility promises and all.
 """
@@ -128,7 +128,7 @@ def _model(name: str, precision: str, training: bool) -> ViT:
 
 @functools.cache
 def _engine(name: str, precision: str) -> GpuEngine:
-    """Its own recorder is never used: launches go to the one in force."""
+    """Its own recorder is never used: launches go to the active one."""
     from .gpu import GpuEngine
 
     model = _model(name, precision, False)
