@@ -54,7 +54,7 @@ soak: $(VENV)/ready ## threads, changing weights and sizes, every result checked
 ptx-check: $(VENV)/ready ## all operators as Triton compiles them for sm_80, emulated: 20 minutes
 	$(PY) -m pytest -q -m ptx_full tests/gpu/test_ptx.py $(ARGS)
 
-lint: $(VENV)/installed ## ruff, clang-format and mypy, changing nothing
+lint: $(VENV)/ready ## ruff, clang-format and mypy, changing nothing
 	$(PY) -m ruff check -q .
 	$(PY) -m ruff format -q --check .
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
