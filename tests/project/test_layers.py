@@ -36,11 +36,11 @@ MAY_IMPORT = {
     "config": "",
     "registry": "contract",
     "contract": "precision",
-    "precision": "",
     "gpu.aot": "gpu",
     "gpu.runtime": "gpu _C",
-    "gpu": "philox",
+    "gpu": "precision philox",
     "cpu": "philox _C",
+    "precision": "",
     "philox": "",
     "_C": "",
 }

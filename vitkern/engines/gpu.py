@@ -32,7 +32,7 @@ class Folded(NamedTuple):
     """A Linear with the LayerNorm before it folded in (gpu/norm_linear.py)."""
 
     weight: Tensor  # (N, K)
-    sums: Tensor  # (N,)
+    sums: Tensor | None  # (N,)
     bias: Tensor  # (N,)
 
 
@@ -219,8 +219,8 @@ class GpuEngine(Engine):
         )
 
     def _fold(self, norm: nn.LayerNorm, linear: nn.Linear) -> Folded:
-        weight, bias = linear.weight.detach().to(self.dtype), linear.bias
-        return Folded(*norm_linear.fold(*_norm(norm), weight, bias))
+        own = (*_norm(norm), linear.weight.detach(), linear.bias)
+        return Folded(*norm_linear.fold(*own, PRECISIONS[self.precision], self.model.dtype))
 
     def _fold_block(self, block: Any) -> Block:
         attn, mlp = block.attn, block.mlp

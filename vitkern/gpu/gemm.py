@@ -53,11 +53,14 @@ def rounded(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def matmul(
-    x, weight, rows, columns, M, N, K, x_stride,
+    x, weight, mean, rstd, rows, columns, M, N, K, x_stride,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr,
 ):  # fmt: skip
-    """x[rows] weight[columns]^T in fp32, (BM, BN): x (M, K) by rows, weight (N, K) contiguous."""
+    """x[rows] weight[columns]^T in fp32, (BM, BN): x (M, K) by rows, weight (N, K) contiguous.
+
+    With mean and rstd (BM,), else None, of (x - mean) rstd: before it is cast or rounded.
+    """
     k = tl.arange(0, BK)
     x_at = x + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * x_stride + k[None, :]
     w_at = weight + tl.minimum(columns, N - 1).to(tl.int64)[:, None] * K + k[None, :]
@@ -68,6 +71,8 @@ def matmul(
         else:
             live = (k < K - start)[None, :]
             a, w = tl.load(x_at, mask=live, other=0.0), tl.load(w_at, mask=live, other=0.0)
+        if mean is not None:
+            a = (a.to(tl.float32) - mean[:, None]) * rstd[:, None]
         a, w = rounded(a.to(w.dtype), PRECISION), rounded(w, PRECISION)
         sums = tl.dot(a, tl.trans(w), sums, input_precision=PRECISION)
         x_at += BK

@@ -34,7 +34,9 @@ def linear_residual_forward(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     rows, columns, block_n = gemm.own_tile(M, N, BM, BN, GROUP)
-    out = gemm.matmul(x, weight, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK)
+    out = gemm.matmul(
+        x, weight, None, None, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK
+    )
     if bias is not None:
         out += gemm.channel(bias, columns, N)
     if element_seed is not None:

@@ -3,17 +3,21 @@
 Two kernels. As an operator: one pass over x for the row statistics, then a GEMM that normalises x
 on its way to the tensor cores. In a plan (inference) LayerNorm is folded into the GEMM,
 y = rstd (x W'^T - mean rowsum(W')) + b' with W' = W gamma and b' = b + W beta, and the moments come
-from the kernel that wrote x: no pass over x and no prologue at all.
+from the kernel that wrote x: no pass over x and no prologue at all. Where x has more bits than the
+tensor cores take, rounding it would cost mean / sigma times LayerNorm's own error: there the loop,
+which has to convert x in any case, multiplies (x - mean) rstd with W'.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..precision import Precision
 from . import gemm, launch, moments, philox
 from .activations import activate
 from .elementwise import activation_gradient
@@ -60,7 +64,7 @@ def folded_linear_forward(
     x,  # (M, K) by rows
     parts,  # (ceil(K / PART), M, 2) fp32: moments of x
     weight,  # (N, K): W gamma
-    sums,  # (N,) fp32: row sums of it, as it is stored
+    sums,  # (N,) fp32: row sums of it, as it is stored; None: x is normalised before it is rounded
     bias,  # (N,) fp32: b + W beta
     y,  # (M, N)
     M, N, K, x_stride, eps,
@@ -68,9 +72,17 @@ def folded_linear_forward(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     rows, columns, _ = gemm.own_tile(M, N, BM, BN, GROUP)
-    out = gemm.matmul(x, weight, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK)
-    mean, rstd = moments.load(parts, rows, rows < M, M, K, eps, PART)
-    out = rstd[:, None] * (out - mean[:, None] * gemm.channel(sums, columns, N))
+    if sums is None:
+        mean, rstd = moments.load(parts, rows, rows < M, M, K, eps, PART)
+        out = gemm.matmul(
+            x, weight, mean, rstd, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK
+        )
+    else:
+        out = gemm.matmul(
+            x, weight, None, None, rows, columns, M, N, K, x_stride, EVEN, PRECISION, BM, BN, BK
+        )
+        mean, rstd = moments.load(parts, rows, rows < M, M, K, eps, PART)
+        out = rstd[:, None] * (out - mean[:, None] * gemm.channel(sums, columns, N))
     out = activate(out + gemm.channel(bias, columns, N), ACTIVATION)
     at, mask = gemm.elements_of(rows, columns, M, N)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
@@ -113,15 +125,33 @@ def normalised_linear(
 
 
 def fold(
-    norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(W gamma in weight's dtype, its row sums, b + W beta) of folded_linear; sums in float64."""
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: Precision,
+    rows: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """(W gamma as `precision` holds it, its row sums, b + W beta) for x in dtype `rows`.
+
+    In float64, so that W gamma is rounded once. The sums are None, and x is normalised in the loop,
+    unless the tensor cores take all bits of x and W gamma, whose products are exact in fp32.
+    """
     wide = weight.double()
-    scaled = (wide * norm_weight.double()).to(weight.dtype).contiguous()
+    scaled = (wide * norm_weight.double()).to(precision.dtype).contiguous()
+    exact = rows == precision.dtype != torch.float32
+    if precision.name == "tf32":
+        scaled, exact = _nearest_tf32(scaled), rows != torch.float32
     shift = wide @ norm_bias.double()
     if bias is not None:
         shift = shift + bias.double()
-    return scaled, scaled.double().sum(1).float(), shift.float()
+    return scaled, scaled.double().sum(1).float() if exact else None, shift.float()
+
+
+def _nearest_tf32(x: Tensor) -> Tensor:
+    """As gemm.rounded does it, with the rest cut off; Inf and NaN as they are."""
+    nearest = ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    return torch.where(x.isfinite(), nearest, x)
 
 
 def folded_linear(
@@ -129,7 +159,7 @@ def folded_linear(
     parts: Tensor,
     part_width: int,
     weight: Tensor,
-    sums: Tensor,
+    sums: Tensor | None,
     bias: Tensor,
     y: Tensor,
     activation: str,
