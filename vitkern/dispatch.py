@@ -15,7 +15,7 @@ from torch.utils import _python_dispatch
 
 from .config import ViTConfig
 from .engines import Unpackable
-from .precision import CHOICES, PRECISIONS, name_of
+from .precision import CHOICES, PRECISIONS, name_of, torch_allows_tf32
 
 if TYPE_CHECKING:
     from .engines.base import Engine
@@ -177,6 +177,8 @@ def precision_of(model: ViT, weight: Tensor | None = None) -> str:
     dtype, chosen = compute_dtype(model, weight) or weight.dtype, model.precision
     if chosen is not None and PRECISIONS[chosen].dtype == dtype:
         return chosen
+    if weight.is_cuda and dtype == torch.float32 and torch_allows_tf32():
+        return "tf32"  # as PyTorch would, and the fused operators do
     return name_of(dtype)
 
 

@@ -44,6 +44,12 @@ def name_of(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+def torch_allows_tf32() -> bool:
+    """What torch.set_float32_matmul_precision or its newer switches say of fp32 on GPUs."""
+    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # since torch 2.9
+    return (newer or torch.get_float32_matmul_precision()) in ("tf32", "high", "medium")
+
+
 def check_choice(owner: str, precision: str | None) -> None:
     """A ValueError unless `precision` is one of CHOICES, or None: the model's own dtype."""
     if precision is not None and precision not in CHOICES:

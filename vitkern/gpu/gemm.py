@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..precision import torch_allows_tf32
 from . import configs, launch
 
 
@@ -141,14 +142,8 @@ def precision_of(weight: Tensor) -> str:
     executor = launch.executor_of(weight)
     tf32 = getattr(executor, "tf32", None)
     if tf32 is None:
-        tf32 = _torch_allows_tf32()
+        tf32 = torch_allows_tf32()
     return configs.dot_precision(executor.arch, tf32)
-
-
-def _torch_allows_tf32() -> bool:
-    """What torch.set_float32_matmul_precision or its newer switch says."""
-    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # since torch 2.9
-    return (newer or torch.get_float32_matmul_precision()) in ("tf32", "high", "medium")
 
 
 def row_for(kernel: str, t: Tensor, **sizes: int) -> configs.Row:
