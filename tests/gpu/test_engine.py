@@ -221,21 +221,6 @@ def test_a_missing_folder_of_binaries_is_an_error_at_once(tmp_path):
     device.use_binaries(None)
 
 
-def test_triton_compiles_what_has_no_binary(pretend_device, monkeypatch):
-    """The fall-back gets the same launch: grid, arguments by name, warps and stages."""
-    seen = {}
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda **given: seen.update(given, grid=grid)
-
-    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
-    executor = device.DeviceExecutor(pretend_device(8, 0), None)
-    executor.run(launch.Launch(Kernel(), (3, 1, 1), {"x": 5, "BM": 16}, (), 8, 2))
-    assert seen == {"grid": (3, 1, 1), "x": 5, "BM": 16, "num_warps": 8, "num_stages": 2}
-    assert "1 by Triton's compiler" in executor.status()
-
-
 @pytest.mark.parametrize(
     "changes, image, precision, reason",
     [

@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 
 import vitkern.gpu
 from tests.evidence.interpreter import Interpreter
-from vitkern.gpu.aot.build import input_of
+from vitkern.gpu.compiler import input_of, target_of
 from vitkern.gpu.configs import Row
 from vitkern.gpu.launch import Recorder, executing, grouped, launch
 
@@ -48,7 +48,7 @@ def test_a_tuples_elements_are_arguments_of_their_own():
     assert one.variant.divisible[2:] == ("strides.1",), "1 and 16; sizes promise nothing"
     assert list(one.run_time().values())[2:] == [16, 64, 1, 16, 2.0]
     assert one.variant.constants == (("SHAPE", (16, 32)),)
-    source, _ = input_of(one.variant)
+    source, _ = input_of(one.variant, target_of("sm_80"))
     assert source.signature["strides"] == ("i32", "i32") and (3, 1) in source.attrs
 
 

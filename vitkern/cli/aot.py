@@ -14,7 +14,7 @@ import os
 import pathlib
 from typing import TYPE_CHECKING
 
-from ..gpu.configs import ARCHS
+from ..gpu.configs import ARCHS, BORROWED, TARGETS, nearest_arch
 
 if TYPE_CHECKING:
     from ..gpu.aot.build import Result
@@ -27,10 +27,10 @@ def names(text: str) -> list[str]:
 
 def archs(text: str) -> list[str]:
     found = names(text)
-    unknown = [name for name in found if name not in ARCHS]
+    unknown = [name for name in found if name not in TARGETS]
     if unknown or not found:
         what = f"unknown architecture {unknown[0]}" if unknown else "no architecture"
-        raise argparse.ArgumentTypeError(f"{what}: choose from {','.join(ARCHS)}")
+        raise argparse.ArgumentTypeError(f"{what}: choose from {','.join(TARGETS)}")
     return found
 
 
@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=archs,
         default=list(ARCHS),
         metavar="NAME,...",
-        help=f"architectures, of {','.join(ARCHS)} (default all)",
+        help=f"architectures, of {','.join(ARCHS)} (default all) and {','.join(BORROWED)}",
     )
     parser.add_argument(
         "--dtype",
@@ -87,7 +87,7 @@ def run(given: argparse.Namespace) -> int:
             raise ValueError(f"unknown dtype {name!r}; known: {known}")
     models = given.models or aot_list.MODELS
     wanted = {
-        arch: aot_list.variants(arch, precisions, models, not given.no_backward)
+        arch: aot_list.variants(nearest_arch(arch), precisions, models, not given.no_backward)
         for arch in given.arch
     }
     try:
@@ -105,13 +105,16 @@ def run(given: argparse.Namespace) -> int:
 
 
 def require_triton() -> None:
+    from ..gpu import triton_version
+
     try:
-        import triton  # noqa: F401
+        import triton
     except ImportError as error:
         raise ImportError(
             f"the kernels are compiled with Triton, which is missing ({error}): "
             "pip install 'vitkern[gpu]'"
         ) from None
+    triton_version.require(triton.__version__)
 
 
 def build(

@@ -134,7 +134,10 @@ def _step(
     return heads.add(heads.scaled(sums, decay, HEAD), p, v, HEAD, PRECISION), higher, total
 
 
-@triton.jit(do_not_specialize=["strides", "bias_strides", "tiles", "S", "queries", "H", "dropout"])
+_SIZES = ["strides", "bias_strides", "tiles", "S", "queries", "H", "dropout", "seed"]
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def attention_forward(
     qkv,  # (B, S, 3, H, E) by strides
     bias,  # (B or 1, H or 1, S, S) by bias_strides, or None

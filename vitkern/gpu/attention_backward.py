@@ -85,7 +85,7 @@ def _queries_step(
     return dsum, psum, delta, norm
 
 
-_SIZES = ["strides", "dy_strides", "bias_strides", "tiles", "S", "H", "dropout"]
+_SIZES = ["strides", "dy_strides", "bias_strides", "tiles", "S", "H", "dropout", "seed"]
 
 
 @triton.jit(do_not_specialize=_SIZES)

@@ -12,6 +12,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
+# Architectures that all kernels compile for with another's settings: nobody has looked at their
+# machine code (docs/gpu.md). RDNA's warps (gfx11, gfx12) have 32 threads, CDNA's 64.
+BORROWED = {"gfx90a": "gfx942", "gfx950": "gfx942", "gfx1100": "gfx942"}
+TARGETS = (*ARCHS, *BORROWED)  # what can be built for ahead of time
 
 
 class Row(NamedTuple):
@@ -324,15 +328,17 @@ def nearest_arch(arch: str) -> str:
     if arch in ARCHS:
         return arch
     if not arch.startswith("sm_"):
-        return "gfx942"
+        return BORROWED.get(arch, "gfx942")
     older = [a for a in ARCHS if a.startswith("sm_") and int(a[3:]) <= int(arch[3:])]
     return older[-1] if older else "sm_80"
 
 
 # "fp32" multiplies each element as two tf32 halves (three matmuls, errors near fp32's own), which
-# tensor cores do faster than the FMA units do plain fp32; AMD's matrix cores multiply fp32 itself.
-def dot_precision(arch: str, allow_tf32: bool) -> str:
-    """Triton's input_precision for fp32 operands; 16-bit ones ignore it."""
-    if arch.startswith("gfx"):
+# tensor cores do faster than the FMA units do plain fp32. AMD's matrix cores multiply fp32 itself,
+# and Triton takes "tf32" there for gfx942 alone, "tf32x3" nowhere. 16-bit operands are multiplied
+# exactly whatever is asked, but what is asked must be known to the backend: "ieee" is to all.
+def dot_precision(arch: str, bits: int, allow_tf32: bool = False) -> str:
+    """Triton's input_precision for operands of so many bits."""
+    if bits < 32 or arch.startswith("gfx"):
         return "ieee"
     return "tf32" if allow_tf32 else "tf32x3"

@@ -137,13 +137,11 @@ def vector(t: Tensor | None) -> Tensor | None:
 
 def precision_of(weight: Tensor) -> str:
     """tl.dot's input_precision for this weight: what the executor or torch's own setting asks."""
-    if weight.dtype != torch.float32:
-        return "tf32"  # ignored: one binary serves every setting
-    executor = launch.executor_of(weight)
+    executor, bits = launch.executor_of(weight), 8 * weight.element_size()
     tf32 = getattr(executor, "tf32", None)
-    if tf32 is None:
+    if tf32 is None and bits == 32:
         tf32 = torch_allows_tf32()
-    return configs.dot_precision(executor.arch, tf32)
+    return configs.dot_precision(executor.arch, bits, bool(tf32))
 
 
 def row_for(kernel: str, t: Tensor, **sizes: int) -> configs.Row:

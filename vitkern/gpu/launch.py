@@ -20,10 +20,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import torch
+import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from . import triton_version
 from .configs import Row
+
+triton_version.require(triton.__version__)
 
 # torch dtype -> Triton's name of a pointer to it
 POINTERS = {

@@ -20,7 +20,7 @@ from . import configs, gemm, launch, philox, pixels
 from .sums import sum_parts
 
 
-@triton.jit(do_not_specialize=["M", "patches", "T", "span", "dropout"])
+@triton.jit(do_not_specialize=["M", "patches", "T", "span", "dropout", "seed"])
 def patch_embed_weight_gradient(
     grad,  # (B, T + N, D) by rows
     image,  # (B, C, Y, X) by strides (pixels.py)
@@ -66,7 +66,7 @@ def patch_embed_weight_gradient(
     tl.store(out_at, (sums * scale).to(out.dtype.element_ty), mask=inside & live)
 
 
-@triton.jit(do_not_specialize=["M", "patches", "T", "dropout"])
+@triton.jit(do_not_specialize=["M", "patches", "T", "dropout", "seed"])
 def patch_embed_image_gradient(
     grad,  # (B, T + N, D) by rows
     weight,  # (D, P)
@@ -117,7 +117,7 @@ def patch_embed_image_gradient(
     tl.store(dimage + (patch[:, None] + at[None, :]), out, mask=real[:, None] & inside)
 
 
-@triton.jit(do_not_specialize=["B", "S", "T", "first", "dropout"])
+@triton.jit(do_not_specialize=["B", "S", "T", "first", "dropout", "seed"])
 def patch_embed_token_sums(
     grad,  # (B, S, D) by rows
     seed,  # (1,) or None: no dropout

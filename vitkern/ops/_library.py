@@ -3,8 +3,8 @@
 `Library.define/impl` rather than `@custom_op`: the same torch.compile support at 3 us a call
 instead of 6-12 us (torch 2.13, CPU). Kernels are imported on their first call: those of `cpu.py`,
 and those of `gpu/<operator>.py` on CUDA and ROCm devices. A dtype or device without a kernel
-(float64, float16 on the CPU, other accelerators, a GPU without Triton) runs the reference, which is
-exact but slower; `ViT.explain()` says so.
+(float64, float16 on the CPU, other accelerators, a GPU without Triton or with one that is too old)
+runs the reference, which is exact but slower; `ViT.explain()` says so.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def _checked_reference(op: Operator) -> Callable[..., Any]:
 
 
 def _gpu(op: Operator, direction: str) -> Callable[..., Any] | None:
-    """The operator's Triton launcher, or None where Triton is not installed."""
+    """The operator's Triton launcher, or None where Triton is not installed or too old."""
     try:
         return resolve(f"{op.gpu}:{direction}")
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if error.name != "triton":
             raise
         return None

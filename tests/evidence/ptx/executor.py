@@ -9,7 +9,7 @@ import torch
 import triton
 from triton import knobs
 
-from vitkern.gpu.aot.build import input_of, target_of
+from vitkern.gpu.compiler import input_of, target_of
 from vitkern.gpu.launch import Launch, Variant
 
 from .machine import DTYPES, Machine
@@ -93,10 +93,11 @@ class PtxExecutor:
 @functools.lru_cache(maxsize=32)  # a parsed program takes 10 MB or so
 def compiled(variant: Variant, arch: str) -> tuple[Program, int]:
     """(program, bytes of dynamic shared memory) of a kernel."""
-    source, options = input_of(variant)
+    target = target_of(arch)
+    source, options = input_of(variant, target)
     with knobs.runtime.scope():
         knobs.runtime.add_stages_inspection_hook = _without_ptxas
-        kernel = triton.compile(source, target=target_of(arch), options=options)
+        kernel = triton.compile(source, target=target, options=options)
     return parse(kernel.asm["ptx"], kernel.metadata.name), kernel.metadata.shared
 
 

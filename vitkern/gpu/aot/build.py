@@ -17,6 +17,7 @@ import io
 import multiprocessing
 import os
 import pathlib
+import re
 import struct
 import sys
 import threading
@@ -26,15 +27,12 @@ from typing import Any, NamedTuple
 
 import triton
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from ..compiler import input_of, target_of
 from ..configs import ARCHS
-from ..launch import ALIGNMENT, Variant, grouped
+from ..launch import Variant
 from . import folder, machine_code
 from .label import is_promised, label_of
-
-OPTIONS = {"enable_fp_fusion": True}  # explicit: the default of later Tritons may be another
 
 
 class Binary(NamedTuple):
@@ -86,31 +84,10 @@ class Result:
 Progress = Callable[[int, int, str], None]  # done, of how many, the newest
 
 
-def target_of(arch: str) -> GPUTarget:
-    """Triton's name of an architecture; ValueError for one that vitkern has no settings for."""
-    if arch not in ARCHS:
-        raise ValueError(f"unknown architecture {arch!r}; known: {', '.join(ARCHS)}")
-    if arch.startswith("gfx"):
-        return GPUTarget("hip", arch, 64)
-    return GPUTarget("cuda", int(arch[3:]), 32)
-
-
-def input_of(variant: Variant) -> tuple[ASTSource, dict[str, Any]]:
-    """What triton.compile takes for a variant: its source, and its options."""
-    names, promise = variant.kernel.arg_names, [["tt.divisibility", ALIGNMENT]]
-    paths = [path.split(".") for path in variant.divisible]
-    source = ASTSource(
-        variant.kernel,
-        {name: "constexpr" for name in names} | grouped(variant.signature),
-        dict(variant.constants),
-        {(names.index(name), *map(int, element)): promise for name, *element in paths},
-    )
-    return source, {"num_warps": variant.num_warps, "num_stages": variant.num_stages, **OPTIONS}
-
-
 def compile_variant(variant: Variant, arch: str) -> Binary:
     """Compile one kernel, or take it from Triton's cache; raises what Triton raises."""
-    target, (source, options) = target_of(arch), input_of(variant)
+    target = target_of(arch)
+    source, options = input_of(variant, target)
     with knobs.compilation.scope(), contextlib.redirect_stdout(io.StringIO()):  # ptxas's errors
         knobs.compilation.disable_line_info = True
         try:
@@ -133,6 +110,7 @@ def compile_variant(variant: Variant, arch: str) -> Binary:
             f"{kind}_scratch": [found.get(f"{kind}_scratch_{n}") or n_ for n, n_ in _SCRATCH]
             for kind in ("global", "profile")
         },
+        "hidden_parameters": _parameters(made.asm, found["name"]) - len(variant.signature),
         "arguments": [[n, kind, n in variant.divisible] for n, kind in variant.signature],
         "constants": {n: str(v) if isinstance(v, tuple) else v for n, v in variant.constants},
     }
@@ -142,6 +120,18 @@ def compile_variant(variant: Variant, arch: str) -> Binary:
 
 
 _SCRATCH = (("size", 0), ("align", 1))
+
+
+def _parameters(asm: Mapping[str, Any], name: str) -> int:
+    """How many parameters the compiled kernel takes.
+
+    Triton appends pointers of its own to those of the source, how many depends on its version.
+    """
+    if "ptx" in asm:
+        (listed,) = re.findall(rf"\.entry {re.escape(name)}\((.*?)\)", asm["ptx"], re.DOTALL)
+        return listed.count(".param ")
+    kinds = re.findall(r"^ *(?:- )?\.value_kind: +(\w+)$", asm["amdgcn"], re.MULTILINE)
+    return sum(not kind.startswith("hidden_") for kind in kinds)  # HIP passes these by itself
 
 
 def _whole(asm: Mapping[str, Any]) -> bytes:
@@ -162,7 +152,8 @@ def key_of(variant: Variant, arch: str) -> str:
     """A hash of everything that a binary depends on."""
     parts = (
         variant.kernel.cache_key, variant.signature, variant.constants, variant.divisible,
-        variant.num_warps, variant.num_stages, arch, triton.__version__, sorted(OPTIONS.items()),
+        variant.num_warps, variant.num_stages, arch, triton.__version__,
+        sorted(input_of(variant, target_of(arch))[1].items()),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -321,7 +312,7 @@ def build(
 
     Kernels of earlier builds stay in the manifest while their source is the same. A kernel that
     fails is listed in the result, and the others are built. With `analyse` the gates of
-    machine_code.py are applied to every one.
+    machine_code.py are applied to every one for an architecture of ARCHS.
     """
     begin, target = time.perf_counter(), folder.make(out, variants)
     earlier = {entry["key"]: entry for entry in folder.read(target)}
@@ -335,8 +326,9 @@ def build(
             wanted[key] = variant
             mine = {"id": variant.name, "arch": arch}.items() <= earlier.get(key, {}).items()
             there = mine and folder.is_there(target, earlier[key])
-            if analyse or not there:
-                tasks.append(_task(variant, arch, key, "" if there else str(target), analyse))
+            gated = analyse and arch in ARCHS  # others have no rates to hold them against
+            if gated or not there:
+                tasks.append(_task(variant, arch, key, "" if there else str(target), gated))
             if not there:
                 earlier.pop(key, None)
     made: dict[str, dict] = {}

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from .. import compiler
 from ..configs import nearest_arch
-from ..launch import Launch
+from ..launch import Launch, Variant
 from . import binary
 
 _FOLDER = "VITKERN_BINARIES"
@@ -27,8 +29,9 @@ class DeviceExecutor:
         self.device = device
         self.real_arch = arch_name(device)
         built_for = store.arch_for(self.real_arch) if store is not None else None
-        self.arch = built_for or nearest_arch(self.real_arch)  # whose settings are used
+        self.arch = nearest_arch(built_for or self.real_arch)  # whose settings are used
         self._compiled = 0  # launches that Triton's compiler served
+        self._kernels: dict[Variant, Any] = {}  # which it compiled
         self._binaries: binary.BinaryExecutor | None = None
         if store is not None and built_for is not None:
             self._binaries = binary.BinaryExecutor(store, device.index, built_for)
@@ -39,9 +42,10 @@ class DeviceExecutor:
             self._binaries.run(launch)
             return
         with torch.cuda.device(self.device):
-            launch.kernel[launch.grid](
-                **launch.arguments, num_warps=launch.num_warps, num_stages=launch.num_stages
-            )
+            kernel = self._kernels.get(launch.variant)
+            if kernel is None:
+                kernel = self._kernels[launch.variant] = compiler.compile_here(launch.variant)
+            kernel[launch.grid](*launch.arguments.values())
         self._compiled += 1
 
     def binaries_for(self, launches: Iterable[Launch]) -> binary.BinaryExecutor | None:
