@@ -131,6 +131,7 @@ class Kernel:
         warp_size: int,
         shared: int,
         parameters: Sequence[tuple[str, str, bool]],
+        hidden: int,
         _skip: set[str] = ...,
     ) -> None: ...
     def launch(

@@ -124,9 +124,9 @@ void bind(py::module_& m) {
                        const std::string& name, const std::string& arch, int num_warps,
                        int warp_size, int shared,
                        const std::vector<std::tuple<std::string, std::string, bool>>& parameters,
-                       const std::set<std::string>& skip) {
-             const Specification specification{name,      arch,   num_warps,
-                                               warp_size, shared, parameters_from(parameters)};
+                       int hidden, const std::set<std::string>& skip) {
+             const Specification specification{
+                 name, arch, num_warps, warp_size, shared, parameters_from(parameters), hidden};
              const Skip skipped = skip_from(skip);
              const std::string_view bytes = image;
              const py::gil_scoped_release unlocked;
@@ -135,7 +135,7 @@ void bind(py::module_& m) {
            }),
            py::arg("driver"), py::arg("device"), py::arg("image"), py::arg("name"), py::arg("arch"),
            py::arg("num_warps"), py::arg("warp_size"), py::arg("shared"), py::arg("parameters"),
-           py::arg("_skip") = std::set<std::string>{})
+           py::arg("hidden"), py::arg("_skip") = std::set<std::string>{})
       .def(
           "launch",
           [](const Kernel& kernel, const Grid& grid, uintptr_t stream, const py::sequence& values) {

@@ -69,6 +69,8 @@ Kernel::Kernel(std::shared_ptr<Driver> driver, int device, std::string_view imag
       int64_t{spec_.num_warps} * spec_.warp_size > kMaxThreads)
     refuse("a block of " + std::to_string(spec_.num_warps) + " warps of " +
            std::to_string(spec_.warp_size) + " threads is impossible");
+  if (spec_.hidden < 0)
+    refuse("it cannot take " + std::to_string(spec_.hidden) + " hidden parameters");
   if (parameters() > kMaxParameters)
     refuse("it takes " + std::to_string(parameters()) + " parameters, the launcher has room for " +
            std::to_string(kMaxParameters));
@@ -211,19 +213,21 @@ void Kernel::check_layout() const {
   if (!query.function) return;
   size_t offset = 0, size = 0;
   for (size_t i = 0; i < parameters(); ++i) {
-    const bool scratch = i >= spec_.parameters.size();
-    const size_t wanted = scratch ? 8 : size_of(spec_.parameters[i].type);
+    const bool hidden = i >= spec_.parameters.size();
+    const size_t wanted = hidden ? 8 : size_of(spec_.parameters[i].type);
     if (query.function(function_, i, &offset, &size) != 0)
-      refuse("its manifest lists " + std::to_string(spec_.parameters.size()) +
-             " parameters, its binary has fewer: build both again, together");
+      refuse("its manifest lists " + std::to_string(spec_.parameters.size()) + " parameters and " +
+             std::to_string(spec_.hidden) +
+             " hidden ones, its binary has fewer: build both again, together");
     if (size != wanted)
-      refuse("parameter " + (scratch ? std::string("scratch") : spec_.parameters[i].name) +
-             " has " + std::to_string(wanted) + " bytes in its manifest and " +
-             std::to_string(size) + " in its binary: build both again, together");
+      refuse("parameter " + (hidden ? std::string("hidden") : spec_.parameters[i].name) + " has " +
+             std::to_string(wanted) + " bytes in its manifest and " + std::to_string(size) +
+             " in its binary: build both again, together");
   }
   if (query.function(function_, parameters(), &offset, &size) == 0)
-    refuse("its manifest lists " + std::to_string(spec_.parameters.size()) +
-           " parameters, its binary has more: build both again, together");
+    refuse("its manifest lists " + std::to_string(spec_.parameters.size()) + " parameters and " +
+           std::to_string(spec_.hidden) +
+           " hidden ones, its binary has more: build both again, together");
 }
 
 std::string Kernel::where() const {

@@ -25,11 +25,8 @@ struct Parameter {
   bool divisible;  // the binary relies on a multiple of kAlignment
 };
 
-constexpr int64_t kAlignment = 16;  // bytes of a pointer, units of an integer
-// Triton's kernels take two pointers more than their source says: memory for all blocks together
-// and for its profiler. Binaries that need either are refused, so both are null.
-constexpr size_t kScratchPointers = 2;
-constexpr size_t kMaxParameters = 64;  // with those two
+constexpr int64_t kAlignment = 16;     // bytes of a pointer, units of an integer
+constexpr size_t kMaxParameters = 64;  // with the hidden ones
 constexpr int kMaxThreads = 1024;      // of a block, on every GPU
 constexpr int64_t kMaxSlots = 1024;    // of a launch list; a forward has an input and a result
 
@@ -45,6 +42,9 @@ struct Specification {
   std::string name, arch;  // the kernel's symbol; "sm_80"
   int num_warps, warp_size, shared;
   std::vector<Parameter> parameters;
+  // Triton's kernels take some pointers more than their source says, such as memory for all blocks
+  // together or for its profiler. Binaries that need any are refused, so all are null.
+  int hidden;
 };
 
 // Checks left out, so that tests can show that the driver behind them objects too.
@@ -52,7 +52,7 @@ struct Skip {
   bool arch = false, layout = false, values = false, shared = false;
 };
 
-// One parameter in each 8 bytes, scratch pointers last: what kernelParams' pointers point to.
+// One parameter in each 8 bytes, hidden ones last: what kernelParams' pointers point to.
 using Cells = std::array<uint64_t, kMaxParameters>;
 struct Packed {
   Cells cells{};
@@ -77,7 +77,7 @@ class Kernel {
   const std::shared_ptr<Driver>& driver() const { return driver_; }
   const Device& device() const { return device_; }
   const Specification& specification() const { return spec_; }
-  size_t parameters() const { return spec_.parameters.size() + kScratchPointers; }
+  size_t parameters() const { return spec_.parameters.size() + spec_.hidden; }
 
  private:
   void check_arch() const;

@@ -99,7 +99,8 @@ def entry(arch: str, number: int) -> dict[str, object]:
     return {
         "id": name, "kernel": "affine", "arch": arch, "file": f"{arch}/affine-{key[:16]}.cubin",
         "sha256": hashlib.sha256(binary(name)).hexdigest(), "num_warps": 4, "warp_size": 32,
-        "num_stages": 1, "shared": 0, "global_scratch": [0, 1], "profile_scratch": [0, 1],
+        "num_stages": 1, "shared": 0, "hidden_parameters": 2, "global_scratch": [0, 1],
+        "profile_scratch": [0, 1],
         "arguments": [["x", "*fp32", True], ["n", "i32", False]], "constants": {"BM": number},
         "bytes": len(binary(name)), "function": "vitkern.gpu.layernorm:layernorm_forward",
         "source": "0" * 64, "key": key,
@@ -189,8 +190,8 @@ def other_name(rng: random.Random, kernels: pathlib.Path) -> None:
 
 def other_number(rng: random.Random, kernels: pathlib.Path) -> None:
     manifest = read(kernels)
-    names = ("num_warps", "warp_size", "num_stages", "shared", "bytes", "global_scratch",
-             "profile_scratch")  # fmt: skip
+    names = ("num_warps", "warp_size", "num_stages", "shared", "hidden_parameters", "bytes",
+             "global_scratch", "profile_scratch")  # fmt: skip
     name, number = rng.choice(names), rng.choice(NUMBERS)
     rng.choice(manifest["kernels"])[name] = [number, 1] if "scratch" in name else number
     write(kernels, manifest)

@@ -97,7 +97,7 @@ def kernels(rng: random.Random, scratch: pathlib.Path) -> Made:
     changes: dict[str, object] = {}
     for _ in range(rng.choice((1, 1, 2))):
         name = rng.choice(("image", "image", "name", "arch", "num_warps", "warp_size", "shared",
-                           "parameters", "_skip", "driver", "device"))  # fmt: skip
+                           "parameters", "hidden", "_skip", "driver", "device"))  # fmt: skip
         choices = {
             "image": (Damage(rng.randrange(2**31)), b"", b"\x7fELF", None, "text"),
             "name": NAMES, "arch": ARCHS, "parameters": PARAMETERS,
@@ -140,7 +140,7 @@ def kernel_of(scratch: pathlib.Path, launch, changes: dict[str, object]):
         return sample.load(fake(scratch), launch, driver=driver, **changes)
     kernel = sample.load(fake(scratch), launch, driver=driver)
     manifest = {"device": 0, "image": b"", "name": kernel.name, "arch": "sm_80", "num_warps": 4}
-    manifest |= {"warp_size": 32, "shared": 0, "parameters": []}
+    manifest |= {"warp_size": 32, "shared": 0, "parameters": [], "hidden": 2}
     return _C.Kernel(**{**manifest, **changes})
 
 

@@ -63,6 +63,7 @@ def test_build_writes_binaries_and_a_complete_manifest(capsys, few, tmp_path):
         assert entry["kernel"].encode() in content
         assert entry["warp_size"] == (64 if entry["arch"] == "gfx942" else 32)
         assert entry["global_scratch"] == entry["profile_scratch"] == [0, 1]
+        assert entry["hidden_parameters"] == 2, "Triton's two pointers, by the compiled kernel"
         assert not list((tmp_path / "out").glob("**/.*")), "temporary files are left"
     (entry,) = (e for e in manifest["kernels"] if (e["kernel"], e["arch"]) == ("matmul", "sm_80"))
     variant = matmul_variant("sm_80")

@@ -54,6 +54,7 @@ WRONG = {
     "warp_size": [0, 2**31],
     "num_stages": [-1, "3"],
     "shared": [-1, 2**31, 1e300, None],
+    "hidden_parameters": [-1, 17, 2.0, None],
     "arguments": [None, "x", {}, [["x"]], ["abc"], [["x", "*fp32", 1]], [[1, "*fp32", True]]],
     "constants": [None, 3, "ab", [["BM", 4]], {"BM": [4]}, {"BM": {}}],
     "global_scratch": [None, [], "00", [0], [0.0, 1], {"0": 0}],
@@ -223,7 +224,7 @@ def test_build_takes_over_only_what_it_knows(folder):
     whole(folder, surprise=["deep"])
     (kept,) = aot_folder.read(folder)
     assert kept["key"] == "k" and "surprise" not in kept
-    for field in ("key", "function", "source", "bytes", "shared", "file"):
+    for field in ("key", "function", "source", "bytes", "shared", "hidden_parameters", "file"):
         for value in (None, [], -1, 10**400):
             whole(folder, **{field: value})
             assert aot_folder.read(folder) == []

@@ -51,6 +51,7 @@ def load(library, launch, **changes):
         "warp_size": 64,
         "shared": sample.compiled(variant, "gfx942").metadata.shared,
         "parameters": sample.arguments_of(variant),
+        "hidden": sample.HIDDEN,
     }
     return _C.Kernel(_C.Driver("hip", library._name), 1, **{**manifest, **changes})
 

@@ -227,7 +227,7 @@ def test_other_files_are_refused(fake, launch):
     "change, message",
     [
         (lambda rows: rows[:-1], "its binary has more"),
-        (lambda rows: [*rows, ("z", "i32", False)], "its binary has fewer|scratch|z has 4 bytes"),
+        (lambda rows: [*rows, ("z", "i32", False)], "its binary has fewer|hidden|z has 4 bytes"),
         (lambda rows: rows[3:] + rows[:3], "factor has 4 bytes in its manifest and 8"),
     ],
     ids=["fewer", "more", "order"],

@@ -86,7 +86,7 @@ def test_none_is_no_kernel_and_no_driver(launch):
         _C.LaunchList().add(None, (1, 1, 1), [])
     image = sample.image_of(launch.variant, "sm_80")
     with pytest.raises(ValueError, match="a kernel needs a driver, not None"):
-        _C.Kernel(None, 0, image, "affine", "sm_80", 4, 32, 0, [])
+        _C.Kernel(None, 0, image, "affine", "sm_80", 4, 32, 0, [], 2)
 
 
 # ---- Numbers -----------------------------------------------------------------------

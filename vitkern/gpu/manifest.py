@@ -31,6 +31,7 @@ _INTEGERS = {  # field -> smallest, largest; csrc/cuda/kernel.cpp knows what the
     "warp_size": (1, 1024),
     "num_stages": (0, 1024),
     "shared": (0, 2**31 - 1),
+    "hidden_parameters": (0, 16),  # pointers that Triton appends to the arguments: null
 }
 _LISTS = ("arguments", "constants", "global_scratch", "profile_scratch")
 FIELDS = (*_TEXTS, *_INTEGERS, *_LISTS)  # of every entry; a build writes some more

@@ -13,9 +13,11 @@ from torch import Tensor
 
 import vitkern
 from vitkern import _C
-from vitkern.gpu.aot.build import input_of, target_of
+from vitkern.gpu.compiler import input_of, target_of
 from vitkern.gpu.configs import Row
 from vitkern.gpu.launch import Launch, Recorder, Variant, cdiv, executing, launch
+
+HIDDEN = 2  # parameters that the Triton of these tests appends to a kernel's own
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -86,8 +88,9 @@ def matmul_operands() -> tuple[Tensor, Tensor, Tensor]:
 @functools.cache
 def compiled(variant: Variant, arch: str):
     """Triton's result: .asm and .metadata."""
-    source, options = input_of(variant)
-    return triton.compile(source, target=target_of(arch), options=options)
+    target = target_of(arch)
+    source, options = input_of(variant, target)
+    return triton.compile(source, target=target, options=options)
 
 
 def image_of(variant: Variant, arch: str) -> bytes:
@@ -115,6 +118,7 @@ def load(fake, launch: Launch, arch: str = "sm_80", device: int = 0, driver=None
         "warp_size": 32,
         "shared": metadata.shared,
         "parameters": arguments_of(variant),
+        "hidden": HIDDEN,
     }
     driver = driver or _C.Driver("cuda", fake.path)
     return _C.Kernel(driver, device, **{**manifest, **changes})
@@ -140,6 +144,7 @@ def write_store(folder, launches: list[Launch], *archs: str) -> None:
                 "num_stages": variant.num_stages,
                 "warp_size": 32 if arch.startswith("sm_") else 64,
                 "shared": metadata.shared,
+                "hidden_parameters": HIDDEN,
                 "global_scratch": [getattr(metadata, "global_scratch_size", 0), 1],
                 "profile_scratch": [metadata.profile_scratch_size, 1],
                 "arguments": arguments_of(variant),

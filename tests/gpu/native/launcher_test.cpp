@@ -99,7 +99,8 @@ Specification affine() {
           {{"x", "*fp32", Type::pointer, true},
            {"n", "i32", Type::i32, true},
            {"f", "fp32", Type::fp32, false},
-           {"s", "i64", Type::i64, false}}};
+           {"s", "i64", Type::i64, false}},
+          2};
 }
 
 // ---- The stand-in driver
@@ -170,6 +171,10 @@ void test_kernels(const std::shared_ptr<Driver>& driver) {
     refuses("compiled for", [&] { make([&](auto& s) { s.arch = arch; }); });
   refuses("has more", [&] { make([](auto& s) { s.parameters.pop_back(); }); });
   refuses("has fewer", [&] { make([](auto& s) { s.parameters.resize(9, s.parameters[0]); }); });
+  refuses("has fewer", [&] { make([](auto& s) { s.hidden = 3; }); });
+  for (const int few : {0, 1}) refuses("has more", [&] { make([&](auto& s) { s.hidden = few; }); });
+  refuses("cannot take -1", [&] { make([](auto& s) { s.hidden = -1; }); });
+  refuses("room for 64", [&] { make([](auto& s) { s.hidden = kMost; }); });
   refuses("room for 64", [&] { make([](auto& s) { s.parameters.resize(63, s.parameters[0]); }); });
   refuses("bytes in its manifest",
           [&] { make([](auto& s) { s.parameters[1].type = Type::i64; }); });

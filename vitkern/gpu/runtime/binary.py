@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from ... import _C
@@ -40,6 +41,7 @@ class Entry:
     warp_size: int
     num_stages: int
     shared: int  # bytes for a block
+    hidden_parameters: int  # pointers after the arguments, which are null
     arguments: tuple[tuple[str, str, bool], ...]  # name, type, promised to be a multiple of 16
     constants: dict[str, Any] = dataclasses.field(hash=False)
     source: str = ""  # a hash of the kernel's source; "" where the manifest has none
@@ -130,7 +132,10 @@ class Store:
                     "which the launcher does not provide: build it without tensor descriptors made "
                     "on the device and without Triton's profiler"
                 )
-        same = ("id", "kernel", "arch", "sha256", "num_warps", "warp_size", "num_stages", "shared")
+        same = (
+            "id", "kernel", "arch", "sha256", "num_warps", "warp_size", "num_stages", "shared",
+            "hidden_parameters",
+        )  # fmt: skip
         return Entry(
             arguments=tuple(tuple(argument) for argument in row["arguments"]),
             file=file,
@@ -224,7 +229,8 @@ class BinaryExecutor:
             )
         if entry.source and entry.source != variant.kernel.cache_key:
             raise BinaryError(
-                f"vitkern: {entry.id} in {self.store.folder} was built from another version of its"
+                f"vitkern: {entry.id} in {self.store.folder} was built by Triton "
+                f"{self.store.triton} (here is {triton.__version__}) or from another version of its"
                 " source: build again"
             )
         return _C.Kernel(
@@ -237,6 +243,7 @@ class BinaryExecutor:
             entry.warp_size,
             entry.shared,
             entry.arguments,
+            entry.hidden_parameters,
         )
 
     def _current_stream(self) -> int:
