@@ -90,8 +90,9 @@ sdist: $(VENV)/tools ## the source archive, into dist/
 docs: $(VENV)/ready ## docs/ops.md from the operator table
 	$(PY) tools/gen_ops_docs.py $(ARGS)
 
-gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu_kernels.md: 30 minutes
+gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu_kernels.md, other Tritons: 2 hours
 	$(PY) tools/gpu_check.py $(ARGS)
+	$(PY) -m pytest -q -m full tests/gpu/test_triton_versions.py
 
 clean: ## remove everything that make made, .venv included
 	rm -rf $(VENV) build dist vitkern.egg-info vitkern/_C*.so .pytest_cache .ruff_cache .mypy_cache .benchmarks
