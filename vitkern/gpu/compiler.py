@@ -18,8 +18,8 @@ from .configs import TARGETS
 from .launch import ALIGNMENT, Variant, grouped
 
 OPTIONS = {"enable_fp_fusion": True}  # explicit: the default of later Tritons may be another
-# gfx950: with MFMA instructions of two shapes in one kernel LLVM's scheduler ends the process
-# ("Dead defs should have no uses", attention's backward); 16 x 16 serves every tile.
+# gfx950: where Triton 3.7 chooses the shape of MFMA instructions, LLVM's scheduler ends the process
+# in attention's backward ("Dead defs should have no uses"). 16 x 16 compiles, and fits every tile.
 _OPTIONS_FOR = {"gfx950": {"matrix_instr_nonkdim": 16}}
 
 
