@@ -1,5 +1,6 @@
 """Launches as values: what of them is compiled, and how tuples reach a kernel."""
 
+import dataclasses
 import importlib
 import pkgutil
 
@@ -13,6 +14,7 @@ from triton.runtime.jit import JITFunction
 
 import vitkern.gpu
 from tests.evidence.interpreter import Interpreter
+from vitkern.engines import trace
 from vitkern.gpu.compiler import input_of, target_of
 from vitkern.gpu.configs import Row
 from vitkern.gpu.launch import Recorder, executing, grouped, launch
@@ -56,6 +58,29 @@ def test_a_kernel_gets_its_tuples():
     x, y = torch.randn(20, 11).T, torch.zeros(11, 20)
     start(Interpreter(), x, y)
     assert torch.equal(y, 2 * x)
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90"))
+def test_every_variant_has_a_name_of_its_own(arch):
+    """Of all that models ask for, and of those whose sizes need 64 bits."""
+    mixtures = ("fp32", "tf32", "bf16", "autocast-bf16")
+    found = set()
+    for case in trace.cases(("S/16",), mixtures, backward=True):
+        for one in trace.launches(case, arch):
+            found.add(one.variant)
+            numbers = {n for n, v in one.arguments.items() if isinstance(v, int)}
+            wide = {n: 2**31 + 16 for n in numbers & {"M", "x_stride", "H"}}
+            found.add(dataclasses.replace(one, arguments=one.arguments | wide).variant)
+    assert len({variant.name for variant in found}) == len(found) > 100
+
+
+def test_a_size_of_64_bits_is_in_the_name():
+    x, y = torch.empty(16, 64), torch.empty(16, 64)
+    start(recorder := Recorder("sm_80"), x, y)
+    (one,) = recorder.launches
+    wide = dataclasses.replace(one, arguments=one.arguments | {"sizes": (16, 2**31)})
+    assert dict(wide.variant.signature)["sizes.1"] == "i64"
+    assert wide.variant.name != one.variant.name
 
 
 def test_elements_are_grouped_again():

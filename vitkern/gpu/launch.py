@@ -55,8 +55,10 @@ class Variant:
 
     @functools.cached_property
     def name(self) -> str:
-        """Unique among variants, and readable."""
+        """Unique among variants, and readable: scalars are i32 unless it says another type."""
         pointers = "_".join(kind[1:] for _, kind in self.signature if kind[0] == "*")
+        scalars = [(n, kind) for n, kind in self.signature if kind[0] != "*" and kind != "i32"]
+        pointers += "".join(f"_{n}:{kind}" for n, kind in scalars)
         constants = "_".join(f"{n}{_text(v)}" for n, v in self.constants)
         return (
             f"{self.kernel.__name__}-{pointers}-{constants}-d{self._promises()}"
