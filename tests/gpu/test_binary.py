@@ -197,12 +197,54 @@ def test_plan_follows_its_slots(fake, tmp_path, operands, native):
     sample.write_store(tmp_path, [first, second], "sm_80")
     executor = executor_of(fake, tmp_path, [first, second]) if native else Interpreter()
     plan = Plan(executor, [first, second], [x, y])
-    assert (plan.native, plan.count) == (native, 2)
+    assert (plan.one_call, plan.native, plan.count) == (native, 2 * native, 2)
     for _ in range(2):
         x, y = torch.randn(10, 48), torch.zeros(10, 48)
         plan.run(x, y)
         wanted = sample.affine_expected(sample.affine_expected(x, bias))
         torch.testing.assert_close(y, wanted)
+
+
+@pytest.mark.parametrize("missing", range(4))
+def test_plan_runs_natively_what_has_a_binary(fake, tmp_path, operands, missing):
+    """One missing binary sends one launch to the compiler, in its place between the others."""
+    x, _, y = operands
+    between, biases = torch.zeros(3, 10, 48), torch.randn(4, 48)
+    ends = list(zip((x, *between), (*between, y), strict=True))
+    launches = [sample.affine_launch(*e, b) for e, b in zip(ends, biases, strict=True)]
+    # Of the same kernel, but its pointer promises nothing, so that it is another variant.
+    odd = torch.empty(10 * 48 + 1)[1:].view(10, 48)
+    if missing < 3:
+        launches[missing] = sample.affine_launch(ends[missing][0], odd, biases[missing])
+        launches[missing + 1] = sample.affine_launch(odd, ends[missing + 1][1], biases[missing + 1])
+    else:
+        launches[3] = sample.affine_launch(between[2], y, None)
+        biases[3] = 0
+    lost = {missing, missing + 1} & set(range(4))
+    built = [one for i, one in enumerate(launches) if i not in lost]
+    sample.write_store(tmp_path, built, "sm_80")
+    binaries, compiled = executor_of(fake, tmp_path, built), []
+
+    class Device(Interpreter):
+        """As the device's executor: binaries where there are any."""
+
+        def binaries_for(self, launch):
+            return binaries if binaries.has(launch) else None
+
+        def run(self, launch):
+            compiled.append(launch.kernel.__name__)
+            super().run(launch)
+
+    plan = Plan(Device(), launches, [x, y])
+    assert (plan.native, plan.one_call) == (4 - len(lost), False)
+    for _ in range(2):
+        x, y = torch.randn(10, 48), torch.zeros(10, 48)
+        plan.run(x, y)
+        wanted = x
+        for bias in biases:
+            wanted = sample.affine_expected(wanted, bias)
+        torch.testing.assert_close(y, wanted)
+    assert len(compiled) == 2 * len(lost) and binaries.launched == 2 * (4 - len(lost))
 
 
 def test_plan_keeps_what_is_in_no_slot(fake, folder, operands):

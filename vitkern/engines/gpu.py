@@ -108,7 +108,7 @@ class GpuEngine(Engine):
     @property
     def native(self) -> bool:
         """Whether all plans made so far are one C++ call each."""
-        return bool(self._plans) and all(made.native for made in self._plans.values())
+        return bool(self._plans) and all(made.one_call for made in self._plans.values())
 
     def logits(self, image: Tensor) -> Tensor:
         if not self._whole:

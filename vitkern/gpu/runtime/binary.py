@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -189,7 +189,7 @@ class BinaryExecutor:
         """Whether there is a binary for it."""
         return self.store.find(launch.variant, self.arch) is not None
 
-    def binaries_for(self, launches: Iterable[Launch]) -> BinaryExecutor:
+    def binaries_for(self, launch: Launch) -> BinaryExecutor:
         """A plan's launches all run natively here; one without a binary is an error."""
         return self
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -48,9 +47,9 @@ class DeviceExecutor:
             kernel[launch.grid](*launch.arguments.values())
         self._compiled += 1
 
-    def binaries_for(self, launches: Iterable[Launch]) -> binary.BinaryExecutor | None:
-        """What starts all of a plan's launches in one C++ call; None if a binary is missing."""
-        if self._binaries is None or not all(map(self._binaries.has, launches)):
+    def binaries_for(self, launch: Launch) -> binary.BinaryExecutor | None:
+        """What starts a plan's launch from C++; None if there is no binary for it."""
+        if self._binaries is None or not self._binaries.has(launch):
             return None
         return self._binaries
 
