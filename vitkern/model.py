@@ -362,11 +362,12 @@ class ViT(TimmApi):
         return self._engines
 
     def repack(self) -> None:
-        """Drop the packed weights; needed after writes through `parameter.data` that nothing shows.
+        """Pack the weights again; needed after writes through `parameter.data` that nothing shows.
 
-        On the CPU those to a part of a parameter, on a GPU all of them.
+        On the CPU those to a part of a parameter, on a GPU all. Captured CUDA graphs have them too.
         """
-        self._engines = None
+        if self._engines is not None:
+            self.engines.repack()
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -382,16 +383,18 @@ class ViT(TimmApi):
                     f" that size, load, then call model.set_input_size; or use"
                     f" vitkern.weights.timm.load(model, state, resize_positions=True)"
                 )
+        result = super().load_state_dict(state_dict, strict, assign)
         self.repack()
-        return super().load_state_dict(state_dict, strict, assign)
+        return result
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
         self.repack()
-        return super()._apply(fn, recurse)
+        return self
 
     def train(self, mode: bool = True) -> Any:
-        if mode:  # training will change the weights; do not hold two copies meanwhile
-            self.repack()
+        if mode and self._engines is not None:
+            self.engines.drop()  # weights will change: do not hold two copies meanwhile
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:

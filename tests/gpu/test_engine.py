@@ -8,8 +8,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from tests.evidence.fake_cuda import fake_cuda
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.evidence.interpreter import Interpreter
+from tests.gpu import stand_in
 from tests.gpu.contract import gpu
 from tests.model.tiny_models import OPTIONS, tiny
 from vitkern import _C, ViT, ViTConfig
@@ -138,22 +140,9 @@ def test_a_block_is_five_launches_and_a_model_two_more():
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90", "sm_100", "sm_120"))
 def test_one_cpp_call_computes_a_vit_through_the_test_driver(arch, tmp_path):
     """The whole chain but the chip: launchers, real binaries, manifest, C++ plan, driver calls."""
-    from tests.evidence.fake_cuda import fake_cuda
-
     model = tiny(BF16, width=64, mlp_width=128, depth=2, classes=40).eval()
-    image = images(model, batch=2)
-    wanted = {one.variant for one in recorded(model, image, arch=arch)}
-    assert not aot.build({arch: wanted}, tmp_path, jobs=1).failures
-    fake = fake_cuda()
-    fake.reset(int(arch[3:]))
-    store = Store(tmp_path)
-    for variant in wanted:
-        entry = store.find(variant, arch)
-        fake.register(entry.image(), variant.kernel, entry.arguments, dict(variant.constants))
-    driver = _C.Driver("cuda", fake.path)
-    executor = BinaryExecutor(
-        store, 0, arch, driver=driver, stream=lambda: 0, memory=torch.device("cpu")
-    )
+    image, fake = images(model, batch=2), fake_cuda()
+    executor = stand_in.build(recorded(model, image, arch=arch), arch, tmp_path)
     engine = GpuEngine(model, "bf16", executor)
     before = len(fake.journal())
     logits = engine.logits(image)
@@ -169,8 +158,6 @@ def test_one_cpp_call_computes_a_vit_through_the_test_driver(arch, tmp_path):
 
 def test_binaries_of_another_source_are_refused(tmp_path):
     """After an upgrade a folder's kernels may compute something else under the same name."""
-    from tests.evidence.fake_cuda import fake_cuda
-
     x, y = torch.randn(4, 64), torch.empty(4, 64)
     recorder = launch.Recorder("sm_80")
     with launch.executing(recorder):
@@ -212,7 +199,10 @@ def test_says_when_binaries_are_for_other_chips(pretend_device, tmp_path):
     (tmp_path / "manifest.json").write_text('{"vitkern": "0", "triton": "0", "kernels": []}')
     executor = device.DeviceExecutor(pretend_device(9, 0), Store(tmp_path))
     assert "no binaries for sm_90" in executor.status()
-    assert executor.binaries_for([]) is None
+    recorder = launch.Recorder("sm_90")
+    with launch.executing(recorder):
+        layernorm.normalise(torch.zeros(4, 64), None, None, torch.zeros(4, 64), 1e-6)
+    assert executor.binaries_for(recorder.launches[0]) is None
 
 
 def test_a_missing_folder_of_binaries_is_an_error_at_once(tmp_path):

@@ -1,9 +1,10 @@
 """The packed engines of a model: `Engines` owns them, `Engine` is what each of them can do.
 
 An engine is a snapshot of the weights. `stale()` tells when a parameter was changed in place or
-given other memory since. A write through `parameter.data` leaves no such trace: on the CPU a
-fingerprint (csrc/cpu/fingerprint.hpp) sees one that changes every element; on a GPU reading the
-weights would wait for the device. Call `model.repack()` after the others.
+given other memory since; `refresh()` takes new values into the same memory, where an engine can. A
+write through `parameter.data` leaves no such trace: on the CPU a fingerprint
+(csrc/cpu/fingerprint.hpp) sees one that changes every element; on a GPU reading the weights would
+wait for the device. Call `model.repack()` after the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import abc
 import functools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +42,7 @@ class Engine(abc.ABC):
     """Weights of a model packed for one precision, and whether they are still the model's."""
 
     DTYPES: tuple[torch.dtype, ...]  # of models whose weights it packs
+    held = False  # whether a captured CUDA graph reads its memory
 
     def __init__(self, model: ViT, device: str) -> None:
         reason = unpackable(model, device, self.DTYPES)
@@ -50,6 +53,10 @@ class Engine(abc.ABC):
         self.parameters = parameters_of(model)
         # Holds the memory, so that none of it can be freed and come back at the same address.
         self._memory = [p.detach() for p in self.parameters]
+        self.note()
+
+    def note(self) -> None:
+        """The parameters' values are now those that are packed."""
         self._places = places(self.parameters)
         self._fingerprint = _C.Fingerprint(
             [
@@ -63,6 +70,18 @@ class Engine(abc.ABC):
         """Whether the model's parameters have other values than those that were packed."""
         # The fingerprint reads the memory that was just found in its place.
         return not (self._places.match(self.parameters) and self._fingerprint.matches())
+
+    def in_place(self) -> bool:
+        """Whether every parameter still has the memory that it had: only values can differ."""
+        return all(
+            (p.data_ptr(), p.shape, p.stride(), p.dtype, p.device)
+            == (m.data_ptr(), m.shape, m.stride(), m.dtype, m.device)
+            for p, m in zip(self.parameters, self._memory, strict=True)
+        )
+
+    def refresh(self) -> bool:
+        """Pack the parameters' values again into the same memory; False: make a new engine."""
+        return False
 
     @staticmethod
     @abc.abstractmethod
@@ -79,14 +98,16 @@ class Engine(abc.ABC):
 
 
 class Engines:
-    """The engines of one model by precision: packed when first asked for, dropped when stale.
+    """The engines of one model by precision: packed when first asked for, again when stale.
 
-    It also owns what is known of the model's modules (structure.py). Several threads may ask at
+    Memory that a captured CUDA graph reads is refreshed in place, or kept while the model lives. It
+    also owns what is known of the model's modules (structure.py). Several threads may ask at
     once; each gets an engine that it has itself found to be current.
     """
 
     def __init__(self, model: ViT) -> None:
         self.model = model
+        self._retired: list[Engine] = []  # held by graphs, but of weights that moved
         self._structure: Structure | None = None
         self._packed: dict[str, Engine] = {}
         self._lock = threading.RLock()  # two threads must not pack the same weights at once
@@ -97,12 +118,7 @@ class Engines:
         if found is None or not found.holds(self.model):
             with self._lock:
                 found = Structure(self.model)
-                same = parameters_of(self.model)
-                self._packed = {
-                    name: engine
-                    for name, engine in self._packed.items()
-                    if engine.config is found.config and _are(engine.parameters, same)
-                }
+                self._keep(self._is_of_this_model)
                 self._structure = found
         return found
 
@@ -115,8 +131,8 @@ class Engines:
         if engine is None or engine.stale():
             with self._lock:
                 engine = self._packed.get(precision)
-                if engine is None or engine.stale():
-                    self._packed.pop(precision, None)
+                if engine is None or (engine.stale() and not engine.refresh()):
+                    self._keep(lambda one: one is not engine)
                     kind = engine_class(self.model.device.type)
                     engine = self._packed[precision] = kind(self.model, precision)
         return engine
@@ -141,10 +157,25 @@ class Engines:
         """The engines that there are, current or not."""
         return list(self._packed.values())
 
-    def drop(self) -> None:
-        """Forget all packed weights."""
+    def repack(self) -> None:
+        """Pack the weights as they are: now, where it is done in place, else when asked for."""
         with self._lock:
-            self._packed = {}
+            self._structure = None
+            self._keep(lambda engine: self._is_of_this_model(engine) and engine.refresh())
+
+    def drop(self) -> None:
+        """Forget all packed weights but those that a CUDA graph reads."""
+        with self._lock:
+            self._keep(lambda engine: engine.held)
+
+    def _keep(self, wanted: Callable[[Engine], bool]) -> None:
+        kept = {name: engine for name, engine in self._packed.items() if wanted(engine)}
+        gone = [engine for name, engine in self._packed.items() if name not in kept]
+        self._packed, self._retired = kept, self._retired + [one for one in gone if one.held]
+
+    def _is_of_this_model(self, engine: Engine) -> bool:
+        now = tuple(map(id, parameters_of(self.model)))
+        return engine.config is self.model.config and tuple(map(id, engine.parameters)) == now
 
 
 @functools.cache
@@ -170,10 +201,6 @@ def stored(image: Tensor) -> Tensor:
 def parameters_of(model: ViT) -> tuple[Tensor, ...]:
     """Every parameter once, in order."""
     return tuple(model.parameters())
-
-
-def _are(these: tuple[Tensor, ...], those: tuple[Tensor, ...]) -> bool:
-    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))
 
 
 class Places:

@@ -1,31 +1,36 @@
 """The engine on a GPU: weights folded once, then one plan of launches per image shape.
 
 Five launches a block: qkv with LayerNorm folded in, attention, projection + residual, fc1 with
-LayerNorm folded in, fc2 + residual. The kernels that write the residual stream leave its rows'
-moments for the next LayerNorm (gpu/moments.py). With the class token's row alone asked for, the
-last block computes only that row after its keys and values.
+LayerNorm folded in, fc2 + residual; a sixth normalises queries and keys, where a model does. The
+kernels that write the residual stream leave its rows' moments for the next LayerNorm
+(gpu/moments.py). With the class token's row alone asked for, the last block computes only that row
+after its keys and values.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..gpu import attention, layernorm, linear_residual, norm_linear, patch_embed
-from ..gpu.launch import Executor, cdiv
+from ..gpu.launch import Executor, cdiv, executing
 from ..gpu.runtime import device, plan
 from ..precision import PRECISIONS
 from ..registry import REGISTRY
 from . import Unpackable
 from .base import Engine, stored
+from .buffers import Arena, Buffers, Sizes, Stream, larger, sizes_of
 
 if TYPE_CHECKING:
     from ..model import ViT
 
-PLANS_KEPT = 8  # with their buffers: shapes of images, streams
+PLANS_KEPT = 8  # shapes of images, streams
 
 
 class Folded(NamedTuple):
@@ -36,19 +41,37 @@ class Folded(NamedTuple):
     bias: Tensor  # (N,)
 
 
+Norm = tuple[Tensor, Tensor]  # weight, bias
+Linear = tuple[Tensor, Tensor | None, Tensor | None]  # weight, bias, LayerScale's gamma
+
+
 class Block(NamedTuple):
     qkv: Folded
-    projection: tuple[Tensor, Tensor | None, Tensor | None]  # weight, bias, LayerScale's gamma
+    projection: Linear
     fc1: Folded
-    fc2: tuple[Tensor, Tensor | None, Tensor | None]
+    fc2: Linear
 
 
-class Stream(NamedTuple):
-    """Rows of the residual stream, and the moments that their writer left."""
+class Ends(NamedTuple):
+    """What comes before and after the blocks."""
 
-    x: Tensor  # (B, rows, D)
-    parts: Tensor  # (parts, B * rows, 2)
-    width: int  # columns of a part
+    filters: Tensor
+    filter_bias: Tensor | None
+    norm_pre: Norm | None
+    norm: Norm | None  # of all tokens
+    last_norm: Norm | None  # of the class token's row
+    head: Folded | None
+
+
+class Positions(NamedTuple):
+    """What depends on an image's grid of patches."""
+
+    prefix: Tensor | None
+    position: Tensor | None
+    biases: tuple[Tensor | None, ...]  # of each block's scores
+
+
+Key = tuple[Any, ...]  # of a plan: what it computes, the image's shape, ..., the stream
 
 
 class GpuEngine(Engine):
@@ -74,41 +97,66 @@ class GpuEngine(Engine):
         return ""
 
     def __init__(self, model: ViT, precision: str, executor: Executor | None = None) -> None:
-        if model.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise Unpackable(
-                "weights would be folded inside a CUDA graph: make one forward before capturing"
-            )
+        _refuse_capture(model.device)
         super().__init__(model, model.device.type)
         self.precision, self.dtype = precision, PRECISIONS[precision].dtype
         self.executor = executor or device.executor(model.device)
-        self._plans: OrderedDict[tuple, plan.Plan] = OrderedDict()
+        self._lock = threading.RLock()  # of what follows
+        self._plans: OrderedDict[Key, plan.Plan] = OrderedDict()
+        self._arenas: dict[int, Arena] = {}  # by stream
+        self._grids: dict[tuple[int, int], Positions] = {}
         c = model.config
-        with torch.no_grad():
-            self._filters = model.patch_embed.proj.weight.detach().to(self.dtype)
+        # The class token's row through norm and head in one launch, else they run in PyTorch.
+        norms = [n for n in (model.norm, model.fc_norm) if isinstance(n, nn.LayerNorm)]
+        self._last_norm = norms[0] if norms else None
+        self._whole = c.pool == "token" and c.head == "linear" and bool(norms and c.depth)
+        with _lasting():
             self._blocks = [self._fold_block(block) for block in model.blocks]
-            # The class token's row through norm and head in one launch, else they run in PyTorch.
-            norms = [n for n in (model.norm, model.fc_norm) if isinstance(n, nn.LayerNorm)]
-            self._last_norm = norms[0] if norms else None
-            self._whole = c.pool == "token" and c.head == "linear" and bool(norms and c.depth)
-            self._head = None
-            if self._whole and isinstance(model.head, nn.Linear):
-                self._head = self._fold(norms[0], model.head)
+            self._ends = self._fold_ends()
             statistics = ((c.mean or (0.0,) * c.channels), (c.std or (1.0,) * c.channels))
             self._pixels = tuple(
                 torch.tensor(t, dtype=torch.float32, device=model.device) for t in statistics
             )
-        if model.device.type == "cuda":  # another stream may use the folded weights next
-            torch.cuda.current_stream(model.device).synchronize()
+        self._finish()
+
+    def refresh(self) -> bool:
+        """Fold again into the same tensors, which plans and captured CUDA graphs read."""
+        if not self.in_place():
+            return False
+        _refuse_capture(self.model.device)
+        if self.model.device.type == "cuda":  # forwards on other streams read what is written now
+            torch.cuda.synchronize(self.model.device)
+        with self._lock, _lasting():
+            for folded, block in zip(self._blocks, self.model.blocks, strict=True):
+                _refill(folded, self._fold_block(block))
+            _refill(self._ends, self._fold_ends())
+            for grid, known in self._grids.items():
+                _refill(known, self._positions_of(grid))
+        self.note()
+        self._finish()
+        return True
+
+    def _finish(self) -> None:
+        if self.model.device.type == "cuda":  # another stream may use the folded weights next
+            torch.cuda.current_stream(self.model.device).synchronize()
 
     @property
     def launches(self) -> dict[str, int]:
         """Launches of each plan there is, by what it computes."""
-        return {str(key[:2]): made.count for key, made in self._plans.items()}
+        with self._lock:
+            return {str(key[:2]): made.count for key, made in self._plans.items()}
 
     @property
     def native(self) -> bool:
         """Whether all plans made so far are one C++ call each."""
-        return bool(self._plans) and all(made.one_call for made in self._plans.values())
+        with self._lock:
+            return bool(self._plans) and all(made.one_call for made in self._plans.values())
+
+    @property
+    def activation_bytes(self) -> int:
+        """Memory that plans keep for what is between their launches."""
+        with self._lock:
+            return sum(arena.nbytes for arena in self._arenas.values())
 
     def logits(self, image: Tensor) -> Tensor:
         if not self._whole:
@@ -129,61 +177,118 @@ class GpuEngine(Engine):
         aligned = image.data_ptr() % 16 == 0  # a promise of the binaries
         stream = torch.cuda.current_stream(image.device).cuda_stream if image.is_cuda else 0
         key = (want, tuple(image.shape), image.stride(), image.dtype, aligned, stream)
-        if image.is_cuda and torch.cuda.is_current_stream_capturing():
-            # The graph owns what is made now, and fills it only when it is replayed.
-            with torch.no_grad():
-                self._plan(want, image, y).run(image, y)
+        if _capturing(image.device):
+            # The graph owns the buffers that are made now, and reads this engine's weights.
+            self.held = True
+            self._plan(want, image, y, None).run(image, y)
             return y
-        made = self._plans.get(key)
-        if made is None:
-            with torch.no_grad():
-                made = self._plans[key] = self._plan(want, image, y)
-            while len(self._plans) > PLANS_KEPT:
-                self._plans.popitem(last=False)
-        else:
-            self._plans.move_to_end(key)
+        with self._lock:
+            made = self._plans.get(key)
+            if made is None:
+                made = self._plans[key] = self._plan(want, image, y, stream)
+                self._forget_old_plans()
+            else:
+                self._plans.move_to_end(key)
         made.run(image, y)
         return y
 
-    def _plan(self, want: str, image: Tensor, y: Tensor) -> plan.Plan:
-        tf32 = self.precision == "tf32" if self.dtype == torch.float32 else None
-        launches = plan.record(self.executor, tf32, lambda: self.start(want, image, y))
-        return plan.Plan(self.executor, launches, (image, y))
+    def _forget_old_plans(self) -> None:
+        """And what they alone used; positions stay where a CUDA graph may read them."""
+        while len(self._plans) > PLANS_KEPT:
+            self._plans.popitem(last=False)
+        streams, grids = {key[-1] for key in self._plans}, set(map(self._grid_of, self._plans))
+        self._arenas = {s: arena for s, arena in self._arenas.items() if s in streams}
+        if not self.held:
+            self._grids = {grid: rows for grid, rows in self._grids.items() if grid in grids}
 
-    def start(self, want: str, image: Tensor, y: Tensor) -> None:
-        """Starts every launch of a forward in order, between buffers that it allocates."""
-        c, model = self.config, self.model
-        grid = (image.shape[2] // c.patch_size, image.shape[3] // c.patch_size)
+    def _grid_of(self, key: Key) -> tuple[int, int]:
+        p, shape = self.config.patch_size, key[1]
+        return shape[2] // p, shape[3] // p
+
+    def _plan(self, want: str, image: Tensor, y: Tensor, stream: int | None) -> plan.Plan:
+        """A plan on a stream's arena, which may have to grow; None: with buffers of its own."""
+        tf32 = self.precision == "tf32" if self.dtype == torch.float32 else None
+        with torch.no_grad():
+            with executing(self.executor):
+                sizes = self.sizes(image)
+            arena = self._arena(image, sizes, stream)
+            launches = plan.record(self.executor, tf32, lambda: self.start(want, image, y, arena))
+            return plan.Plan(self.executor, launches, (image, y), arena.lock)
+
+    def _arena(self, image: Tensor, sizes: Sizes, stream: int | None) -> Arena:
+        if stream is None:
+            return Arena(image, sizes)
+        known = self._arenas.get(stream)
+        if known is not None and not known.holds(sizes):  # its plans are recorded again, larger
+            for key in [key for key in self._plans if key[-1] == stream]:
+                del self._plans[key]
+            sizes, known = larger(known.sizes, sizes), None
+            del self._arenas[stream]
+        if known is None:
+            known = self._arenas[stream] = Arena(image, sizes)
+        return known
+
+    def sizes(self, image: Tensor) -> Sizes:
+        """What a forward of such an image needs between its launches."""
+        c, B = self.config, image.shape[0]
+        grid = self._grid_of(("", image.shape))
+        patches = B * grid[0] * grid[1]
+        rows = patches + B * c.prefix_tokens
+        parts = [cdiv(c.width, patch_embed.part_width(self._ends.filters, patches)) * rows]
+        for block in self._blocks[:1]:
+            for M in (rows, B):
+                parts += [cdiv(c.width, linear_residual.part_width(block.projection[0], M)) * M]
+        F = c.mlp_width if c.depth else 0
+        return sizes_of(rows, c.width, F, max(parts), self.model.dtype, self.dtype)
+
+    def start(self, want: str, image: Tensor, y: Tensor, arena: Arena | None = None) -> None:
+        """Starts every launch of a forward in order, on an arena's buffers or new ones."""
+        c = self.config
+        grid = self._grid_of((want, image.shape))
         B, S = image.shape[0], c.prefix_tokens + grid[0] * grid[1]
-        buffers = Buffers(image, B, S, c.width, model.dtype, self.dtype)
-        stream, normed = self._embed(image, grid, buffers), isinstance(model.norm, nn.LayerNorm)
+        buffers = Buffers(arena or Arena(image, self.sizes(image)), B, S, c.width)
+        positions = self._of_grid(grid)
+        stream, ends = self._embed(image, positions, buffers), self._ends
         for i, block in enumerate(self._blocks):
             last = i == c.depth - 1
             queries = 1 if last and want == "logits" else S
-            result = y if last and want == "tokens" and not normed else None
-            bias = model.attention_bias(i, *grid)
-            stream = self._block(block, stream, bias, queries, buffers, result)
-        norm = model.norm if want == "tokens" else self._last_norm
-        if want == "logits" and self._head is not None:
-            self._folded(self._head, stream, y, "none")
-        elif isinstance(norm, nn.LayerNorm):
-            layernorm.normalise(stream.x, *_norm(norm), y, norm.eps)
+            result = y if last and want == "tokens" and ends.norm is None else None
+            stream = self._block(block, stream, positions.biases[i], queries, buffers, result)
+        norm = ends.norm if want == "tokens" else ends.last_norm
+        if want == "logits" and ends.head is not None:
+            self._folded(ends.head, stream, y, "none")
+        elif norm is not None:
+            layernorm.normalise(stream.x, *norm, y, c.norm_eps)
 
-    def _embed(self, image: Tensor, grid: tuple[int, int], buffers: Buffers) -> Stream:
-        c, model = self.config, self.model
-        prefix, position = model.position_rows(*grid)
+    def _of_grid(self, grid: tuple[int, int]) -> Positions:
+        """Kept, because a captured CUDA graph may read it; what one computes itself is its own."""
+        with self._lock, _lasting():
+            if grid not in self._grids and _capturing(self.model.device):
+                return self._positions_of(grid)
+            if grid not in self._grids:
+                self._grids[grid] = self._positions_of(grid)
+            return self._grids[grid]
+
+    def _positions_of(self, grid: tuple[int, int]) -> Positions:
+        prefix, position = self.model.position_rows(*grid)
+        biases = [self.model.attention_bias(i, *grid) for i in range(self.config.depth)]
+        tables = tuple(None if b is None else b[None] for b in biases)
+        return Positions(_rows(prefix), _rows(position), tables)
+
+    def _embed(self, image: Tensor, positions: Positions, buffers: Buffers) -> Stream:
+        c, ends = self.config, self._ends
         mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)
-        width = patch_embed.part_width(self._filters, image.shape[0] * grid[0] * grid[1])
+        patches = buffers.S - c.prefix_tokens
+        width = patch_embed.part_width(ends.filters, buffers.B * patches)
         stream = buffers.stream(buffers.S, width)
         patch_embed.embed(
-            stream.x, image, self._filters, model.patch_embed.proj.bias, prefix, position,
+            stream.x, image, ends.filters, ends.filter_bias, positions.prefix, positions.position,
             mean, std, moments=stream.parts,
         )  # fmt: skip
-        norm = model.norm_pre
-        if not isinstance(norm, nn.LayerNorm):
+        if ends.norm_pre is None:
             return stream
         after = buffers.stream(buffers.S, layernorm.block(c.width))
-        layernorm.normalise(stream.x, *_norm(norm), after.x, norm.eps, moments=after.parts)
+        layernorm.normalise(stream.x, *ends.norm_pre, after.x, c.norm_eps, moments=after.parts)
         return after
 
     def _block(
@@ -195,8 +300,7 @@ class GpuEngine(Engine):
         self._folded(block.qkv, stream, qkv, "none")
         y = buffers.heads(c.heads, queries)
         attention.attend(
-            qkv, y, None, None if bias is None else bias[None], c.head_dim**-0.5, 0.0, None, None,
-            queries,
+            qkv, y, None, bias, c.head_dim**-0.5, 0.0, None, None, queries,
         )  # fmt: skip
         width = linear_residual.part_width(block.projection[0], B * queries)
         middle = buffers.stream(queries, width)
@@ -231,55 +335,56 @@ class GpuEngine(Engine):
             self._linear(mlp.fc2, block.ls2),
         )
 
-    def _linear(self, linear: nn.Linear, scale: nn.Module) -> tuple:
+    def _linear(self, linear: nn.Linear, scale: nn.Module) -> Linear:
         """The parameters themselves where the dtype is theirs: a change makes the engine stale."""
-        vectors = (linear.bias, getattr(scale, "gamma", None))
         weight = linear.weight.detach().to(self.dtype).contiguous()
-        return (weight, *(None if t is None else t.detach() for t in vectors))
+        return weight, _rows(linear.bias), _rows(getattr(scale, "gamma", None))
+
+    def _fold_ends(self) -> Ends:
+        model, proj, last = self.model, self.model.patch_embed.proj, self._last_norm
+        head = None
+        if self._whole and last is not None and isinstance(model.head, nn.Linear):
+            head = self._fold(last, model.head)
+        filters = proj.weight.detach().to(self.dtype).contiguous()
+        before, after, of_class = map(_norm_or_none, (model.norm_pre, model.norm, last))
+        return Ends(filters, _rows(proj.bias), before, after, of_class, head)
 
 
-class Buffers:
-    """What a forward holds besides weights: two residual streams, qkv, heads and hidden rows.
-
-    Streams are written in turn, so a kernel never reads what it writes.
-    """
-
-    def __init__(
-        self, like: Tensor, B: int, S: int, D: int, stream: torch.dtype, matmul: torch.dtype
-    ) -> None:
-        self.B, self.S, self.D = B, S, D
-        self._new = like.new_empty
-        self._matmul = matmul
-        self._streams = [self._new(B * S * D, dtype=stream) for _ in range(2)]
-        self._qkv = self._new(B, S, 3 * D, dtype=matmul)
-        self._heads = self._new(B * S * D, dtype=matmul)
-        self._hidden: Tensor | None = None
-        self._parts: dict[tuple[int, int, int], Tensor] = {}
-        self._turn = 0
-
-    def stream(self, rows: int, width: int, x: Tensor | None = None) -> Stream:
-        """The next stream of B * rows rows (in `x` if given), with its moments."""
-        self._turn ^= 1
-        if x is None:
-            x = self._streams[self._turn][: self.B * rows * self.D].view(self.B, rows, self.D)
-        key = (self._turn, rows, width)
-        if key not in self._parts:
-            shape = (cdiv(self.D, width), self.B * rows, 2)
-            self._parts[key] = self._new(shape, dtype=torch.float32)
-        return Stream(x, self._parts[key], width)
-
-    def qkv(self, heads: int) -> Tensor:
-        return self._qkv.view(self.B, self.S, 3, heads, self.D // heads)
-
-    def heads(self, heads: int, queries: int) -> Tensor:
-        flat = self._heads[: self.B * queries * self.D]
-        return flat.view(self.B, queries, heads, self.D // heads)
-
-    def hidden(self, F: int, queries: int) -> Tensor:
-        if self._hidden is None:
-            self._hidden = self._new(self.B * self.S * F, dtype=self._matmul)
-        return self._hidden[: self.B * queries * F].view(self.B, queries, F)
+def _norm(norm: nn.LayerNorm) -> Norm:
+    return norm.weight.detach().contiguous(), norm.bias.detach().contiguous()
 
 
-def _norm(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    return norm.weight.detach(), norm.bias.detach()
+def _norm_or_none(norm: nn.Module | None) -> Norm | None:
+    return _norm(norm) if isinstance(norm, nn.LayerNorm) else None
+
+
+def _rows(t: Tensor | None) -> Tensor | None:
+    """As kernels read it: itself where it is contiguous."""
+    return None if t is None else t.detach().contiguous()
+
+
+@contextlib.contextmanager
+def _lasting() -> Iterator[None]:
+    """Tensors made inside can be written later, in any mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _refill(old: Any, new: Any) -> None:
+    """Put new values into the tensors of a tuple of tuples; parameters themselves have them."""
+    if isinstance(old, tuple):
+        for one, value in zip(old, new, strict=True):
+            _refill(one, value)
+    elif old is not None and old.data_ptr() != new.data_ptr():
+        old.copy_(new)
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _refuse_capture(device: torch.device) -> None:
+    if _capturing(device):
+        raise Unpackable(
+            "weights would be folded inside a CUDA graph: make one forward before capturing"
+        )
