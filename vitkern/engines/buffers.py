@@ -43,13 +43,13 @@ class Arena:
 
 
 def sizes_of(
-    rows: int, D: int, F: int, parts: int, stream: torch.dtype, product: torch.dtype
+    rows: int, D: int, F: int, parts: int, stream: torch.dtype, matmul: torch.dtype
 ) -> Sizes:
     """Of `rows` tokens of D channels; F: the MLP's width, parts: rows of moments."""
     return {
         "x": (rows * D, stream), "other x": (rows * D, stream),
         "parts": (parts * 2, torch.float32), "other parts": (parts * 2, torch.float32),
-        "qkv": (rows * 3 * D, product), "heads": (rows * D, product), "hidden": (rows * F, product),
+        "qkv": (rows * 3 * D, matmul), "heads": (rows * D, matmul), "hidden": (rows * F, matmul),
     }  # fmt: skip
 
 

@@ -47,6 +47,7 @@ Linear = tuple[Tensor, Tensor | None, Tensor | None]  # weight, bias, LayerScale
 
 class Block(NamedTuple):
     qkv: Folded
+    qk_norm: tuple[Norm, Norm] | None  # of queries and keys
     projection: Linear
     fc1: Folded
     fc2: Linear
@@ -88,8 +89,6 @@ class GpuEngine(Engine):
             return f"the GPU engine takes {kinds} images, not {image.dtype}"
         if image.device != model.device:
             return f"the image is on {image.device}, the model on {model.device}"
-        if model.config.qk_norm:
-            return "the GPU engine does not normalise queries and keys"
         if not REGISTRY["attention"].op.on_gpu({"E": model.config.head_dim}):
             return f"heads of {model.config.head_dim} channels are too wide for the GPU's attention"
         if not image.shape[0]:
@@ -298,6 +297,8 @@ class GpuEngine(Engine):
         c, B = self.config, buffers.B
         qkv = buffers.qkv(c.heads)
         self._folded(block.qkv, stream, qkv, "none")
+        if block.qk_norm is not None:
+            layernorm.normalise_heads(qkv, *block.qk_norm, c.norm_eps)
         y = buffers.heads(c.heads, queries)
         attention.attend(
             qkv, y, None, bias, c.head_dim**-0.5, 0.0, None, None, queries,
@@ -328,8 +329,10 @@ class GpuEngine(Engine):
 
     def _fold_block(self, block: Any) -> Block:
         attn, mlp = block.attn, block.mlp
+        qk_norm = (_norm(attn.q_norm), _norm(attn.k_norm)) if self.config.qk_norm else None
         return Block(
             self._fold(block.norm1, attn.qkv),
+            qk_norm,
             self._linear(attn.proj, block.ls1),
             self._fold(block.norm2, mlp.fc1),
             self._linear(mlp.fc2, block.ls2),

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import launch
+from .gemm import channel as channels
 from .gemm import row_for, rows_of, vector
 from .moments import store as store_moments
 from .sums import sum_parts
@@ -55,6 +56,32 @@ def layernorm_forward(
         tl.store(y + rows[:, None] * D + columns[None, :], out, mask=mask)
         if moments is not None:
             store_moments(moments, 0, rows, live, out, columns, M, D, BD)
+
+
+@triton.jit(do_not_specialize=["M"])
+def heads_norm_forward(
+    x,  # (tokens, 3, H, E): packed q, k, v
+    q_weight, q_bias, k_weight, k_bias,  # (E,)
+    y,  # the same memory as x
+    M,  # rows: tokens * 2 * H, the queries and keys of every head
+    H, E, eps,
+    BM: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    columns = tl.arange(0, BD)
+    live, inside = rows < M, columns < E
+    mask = live[:, None] & inside[None, :]
+    token, head = rows // (2 * H), rows % (2 * H)
+    at = ((token * 3 * H + head) * E)[:, None] + columns[None, :]
+    rows_in = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)  # (BM, BD)
+    mean = tl.sum(rows_in, 1) / E
+    away = tl.where(inside[None, :], rows_in - mean[:, None], 0.0)
+    rstd = tl.math.rsqrt(tl.sum(away * away, 1) / E + eps)
+    is_query = (head < H)[:, None]
+    scale = tl.where(is_query, channels(q_weight, columns, E), channels(k_weight, columns, E))
+    shift = tl.where(is_query, channels(q_bias, columns, E), channels(k_bias, columns, E))
+    out = away * rstd[:, None] * scale + shift
+    tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -146,6 +173,20 @@ def normalise(
         layernorm_forward, (launch.cdiv(M, row.blocks["BM"]),), row, ("y", "stats", "moments"),
         x=x, weight=vector(weight), bias=vector(bias), y=y, stats=stats, moments=moments, M=M, D=D,
         x_stride=x_stride, eps=eps, BD=block(D),
+    )  # fmt: skip
+
+
+def normalise_heads(
+    qkv: Tensor, q_norm: tuple[Tensor, Tensor], k_norm: tuple[Tensor, Tensor], eps: float
+) -> None:
+    """LayerNorm of every head's queries and keys, in place: packed qkv (B, S, 3, H, E)."""
+    B, S, _, H, E = qkv.shape
+    M = B * S * 2 * H
+    row = row_for("heads_norm", qkv)
+    launch.launch(
+        heads_norm_forward, (launch.cdiv(M, row.blocks["BM"]),), row, ("y",),
+        x=qkv, q_weight=q_norm[0], q_bias=q_norm[1], k_weight=k_norm[0], k_bias=k_norm[1], y=qkv,
+        M=M, H=H, E=E, eps=eps, BD=block(E),
     )  # fmt: skip
 
 
