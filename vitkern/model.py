@@ -59,8 +59,7 @@ class ViT(TimmApi):
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         D = c.width
 
-        self.config = c
-        self.grad_checkpointing = False
+        self.config, self.grad_checkpointing = c, False
         self._path = "auto"
         self._precision: str | None = None
         self._engines: Engines | None = None

@@ -7,7 +7,6 @@ loads stay unconditional 128-bit asynchronous copies; the epilogue masks what it
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
