@@ -3,6 +3,10 @@
     python tools/gpu_traffic.py            # writes the tables between the page's markers
     python tools/gpu_traffic.py --check    # status 1 if the page is old
 
+A launch moves at least each of its tensors once. Tiles that are read again by other programs are
+assumed to come from L2; a matrix larger than that moves more. The same rule serves for eager
+PyTorch, so that the two can be compared.
+
 vitkern's counts are those of its recorded launches. Eager PyTorch's are counted operator by
 operator while the same model's reference path runs on tensors without values: every operator that
 is no view counts as one launch (some are more) that reads its inputs and writes its results once;
@@ -16,6 +20,7 @@ import argparse
 import pathlib
 import re
 import sys
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -27,9 +32,7 @@ from torch.utils._pytree import tree_leaves
 from vitkern import ViT, ViTConfig
 from vitkern.engines.gpu import GpuEngine
 from vitkern.engines.trace import Launchers
-from vitkern.gpu.aot import traffic
-from vitkern.gpu.aot.traffic import Traffic, touched
-from vitkern.gpu.launch import Recorder, executing
+from vitkern.gpu.launch import Launch, Recorder, executing
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "gpu.md"
 BEGIN, END = "<!-- traffic tables -->", "<!-- end of traffic tables -->"
@@ -39,6 +42,43 @@ FREE = re.compile(
     r"(view|reshape|expand|permute|transpose|slice|select|unsqueeze|squeeze|detach|t|mT|alias|"
     r"as_strided|unbind|split|promote_types|empty\w*|new_empty\w*|_unsafe_view)$"
 )
+
+
+class Traffic(NamedTuple):
+    """Of one launch, or of many."""
+
+    launches: int = 0
+    read: int = 0
+    written: int = 0
+
+    @property
+    def moved(self) -> int:
+        return self.read + self.written
+
+    def plus(self, other: Traffic) -> Traffic:
+        return Traffic(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def touched(t: torch.Tensor) -> int:
+    """Bytes of the tensor's own elements: gaps between rows and repeated rows do not count."""
+    count = 1
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        count *= size if stride or not size else 1
+    return count * t.element_size()
+
+
+def of_launch(launch: Launch) -> Traffic:
+    tensors = {n: t for n, t in launch.arguments.items() if isinstance(t, torch.Tensor)}
+    written = sum(touched(t) for n, t in tensors.items() if n in launch.writes)
+    return Traffic(1, sum(map(touched, tensors.values())) - written, written)
+
+
+def of_launches(launches: Iterable[Launch]) -> Traffic:
+    """All of them together."""
+    total = Traffic()
+    for launch in launches:
+        total = total.plus(of_launch(launch))
+    return total
 
 
 class Eager(TorchDispatchMode):
@@ -121,7 +161,7 @@ def count(config: ViTConfig, batch: int, training: bool) -> Counts:
     least = touched(image) + parameters * (2 if training else 1)
     if not training:
         least += touched(y)
-    return Counts(traffic.of(recorder.launches).plus(others.total), eager.total, least)
+    return Counts(of_launches(recorder.launches).plus(others.total), eager.total, least)
 
 
 def _step(model: ViT, y: torch.Tensor, training: bool) -> None:

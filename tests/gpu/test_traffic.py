@@ -8,7 +8,6 @@ import torch
 pytest.importorskip("triton")
 from tools import gpu_traffic
 from vitkern.gpu import layernorm
-from vitkern.gpu.aot import traffic
 from vitkern.gpu.launch import Recorder, executing
 
 
@@ -17,12 +16,12 @@ def test_each_tensor_of_a_launch_counts_once():
     recorder = Recorder("sm_80")
     with executing(recorder):
         layernorm.normalise(x[:, :32], weight[:32], None, torch.empty_like(x[:, :32]), 1e-6)
-    assert traffic.of(recorder.launches) == (1, (10 * 32 + 32) * 4, 10 * 32 * 4)
+    assert gpu_traffic.of_launches(recorder.launches) == (1, (10 * 32 + 32) * 4, 10 * 32 * 4)
 
 
 def test_repeated_rows_are_read_once():
-    assert traffic.touched(torch.empty(7).expand(5, 7)) == 28
-    assert traffic.touched(torch.empty(0, 7)) == 0
+    assert gpu_traffic.touched(torch.empty(7).expand(5, 7)) == 28
+    assert gpu_traffic.touched(torch.empty(0, 7)) == 0
 
 
 def test_the_page_has_the_present_counts(capsys):
