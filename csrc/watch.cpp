@@ -1,4 +1,4 @@
-// A forward may skip the modules of a model only while nothing about them has changed: some 3,000
+// A forward may skip the modules of a model only while nothing about them has changed: some 2,000
 // facts for ViT-B (who is whose child, hooks, classes, parameters). Each is a pointer comparison
 // here. The facts come as flat tuples that their Python owner keeps, so that the garbage collector
 // sees them; nothing is held between calls.
@@ -18,6 +18,18 @@ namespace {
 // Objects that are read this many steps ahead: after a forward they are not in cache, and a miss
 // takes as long as ten comparisons.
 constexpr Py_ssize_t kAhead = 12;
+constexpr Py_ssize_t kHeaderWords = sizeof(PyObject) / sizeof(char*);
+
+// Brings into the cache what an object points to. Its layout is not known here: any of its first
+// words may be an address, and a prefetch of one that is not does nothing.
+void fetch_inside(PyObject* object, Py_ssize_t words, int lines) {
+  const char* const* const word = reinterpret_cast<const char* const*>(object);
+  const Py_ssize_t size = Py_TYPE(object)->tp_basicsize / Py_ssize_t(sizeof *word);
+  for (Py_ssize_t i = kHeaderWords; i < size && i < kHeaderWords + words; ++i)
+    for (int line = 0; line < lines; ++line) __builtin_prefetch(word[i] + 64 * line);
+}
+void fetch_table(PyObject* dict) { fetch_inside(dict, 4, 1); }
+void fetch_record(PyObject* tensor) { fetch_inside(tensor, 1, 4); }
 
 [[noreturn]] void refuse(const char* function, const char* wanted) {
   throw py::type_error(std::string("vitkern ") + function + ": expected " + wanted);
@@ -32,12 +44,23 @@ struct Rows {
   }
   // Row i, with the first object of a later one on its way into the cache.
   PyObject* const* operator[](Py_ssize_t i) const {
-    __builtin_prefetch(items[Width * (i + kAhead < count ? i + kAhead : count - 1)]);
+    __builtin_prefetch(first(i + kAhead));
     return items + Width * i;
   }
+  // The same where that object is a dict, whose table is looked at.
+  PyObject* const* with_table(Py_ssize_t i) const {
+    fetch_table(first(i + kAhead / 2));
+    return (*this)[i];
+  }
+  PyObject* first(Py_ssize_t i) const { return items[Width * (i < count ? i : count - 1)]; }
   PyObject* const* items;
   Py_ssize_t count;
 };
+
+Py_ssize_t size_of(PyObject* dict) {
+  if (!PyDict_Check(dict)) refuse("unchanged", "a dict");
+  return PyDict_GET_SIZE(dict);
+}
 
 PyObject* entry_of(PyObject* dict, PyObject* key) {
   if (!PyDict_Check(dict) || !PyUnicode_Check(key)) refuse("unchanged", "a dict and a str key");
@@ -46,42 +69,35 @@ PyObject* entry_of(PyObject* dict, PyObject* key) {
   return found;
 }
 
-// Whether a dict has exactly these entries (key, value, ...), in this order.
-bool has_exactly(PyObject* dict, PyObject* const* entries, Py_ssize_t count) {
-  if (!PyDict_Check(dict)) refuse("unchanged", "a dict");
-  if (PyDict_GET_SIZE(dict) != count) return false;
-  Py_ssize_t place = 0;
-  PyObject *key, *value;
-  for (Py_ssize_t i = 0; i < count && PyDict_Next(dict, &place, &key, &value); ++i)
-    if (key != entries[2 * i] || value != entries[2 * i + 1]) return false;
-  return true;
-}
-
-bool tables_hold(const py::tuple& tables) {
-  PyObject* const* const items = &PyTuple_GET_ITEM(tables.ptr(), 0);
-  const Py_ssize_t end = PyTuple_GET_SIZE(tables.ptr());
-  for (Py_ssize_t at = 0; at < end;) {
-    const Py_ssize_t count =
-        at + 1 < end && PyLong_Check(items[at + 1]) ? PyLong_AsSsize_t(items[at + 1]) : -1;
-    if (count < 0 || count > (end - at - 2) / 2)
-      refuse("unchanged", "tables as dict, count, key, value, ...");
-    const Py_ssize_t next = at + 2 + 2 * count;
-    if (next < end) __builtin_prefetch(items[next]);
-    if (!has_exactly(items[at], items + at + 2, count)) return false;
-    at = next;
+// Whether dicts have exactly these entries in this order; the rows of a dict follow each other.
+bool tables_hold(const Rows<3>& rows) {
+  for (Py_ssize_t i = 0; i < rows.count;) {
+    PyObject* const dict = rows.items[3 * i];
+    const Py_ssize_t size = size_of(dict);
+    Py_ssize_t place = 0, seen = 0;
+    PyObject *key, *value;
+    for (; i < rows.count && rows.items[3 * i] == dict; ++i, ++seen) {
+      PyObject* const* const row = rows.with_table(i);
+      if (!PyDict_Next(dict, &place, &key, &value) || key != row[1] || value != row[2])
+        return false;
+    }
+    if (seen != size) return false;
   }
   return true;
 }
 
-// tables: (dict, n, n times key and value, ...), a dict's entries in order. entries: (dict, key,
-// value, ...), dict[key] is value. absent: (dict, key, ...), no such key. empty: (dict, ...).
-// types: (object, type, ...), type(object) is type.
+// What each flat tuple says, row by row:
+//   tables   dict, key, value: the dict's entries, all of them and in order
+//   entries  dict, key, value: one entry, whatever else is there
+//   absent   dict, key: no such entry
+//   empty    dict
+//   types    object, type: the object's own class
 bool unchanged(const py::tuple& tables, const py::tuple& entries, const py::tuple& absent,
                const py::tuple& empty, const py::tuple& types) {
-  if (!tables_hold(tables)) return false;
+  if (!tables_hold(Rows<3>(tables, "tables in threes: dict, key, value"))) return false;
   const Rows<3> present(entries, "entries in threes: dict, key, value");
   for (Py_ssize_t i = 0; i < present.count; ++i) {
-    PyObject* const* const row = present[i];
+    PyObject* const* const row = present.with_table(i);
     if (entry_of(row[0], row[1]) != row[2]) return false;
   }
   const Rows<2> missing(absent, "absent in pairs: dict, key");
@@ -91,7 +107,7 @@ bool unchanged(const py::tuple& tables, const py::tuple& entries, const py::tupl
   }
   const Rows<1> none(empty, "dicts");
   for (Py_ssize_t i = 0; i < none.count; ++i)
-    if (!has_exactly(none[i][0], nullptr, 0)) return false;
+    if (size_of(none[i][0])) return false;
   const Rows<2> typed(types, "types in pairs: object, type");
   for (Py_ssize_t i = 0; i < typed.count; ++i) {
     PyObject* const* const row = typed[i];
@@ -202,8 +218,11 @@ class Places {
   bool match(const py::tuple& tensors) const {
     if (PyTuple_GET_SIZE(tensors.ptr()) != count_) refuse("Places", "the tensors it was made with");
     const int64_t* fact = facts_.data();
+    PyObject* const* const items = &PyTuple_GET_ITEM(tensors.ptr(), 0);
     for (Py_ssize_t i = 0; i < count_; ++i) {
-      PyObject* const tensor = PyTuple_GET_ITEM(tensors.ptr(), i);
+      PyObject* const tensor = items[i];
+      if (i + kAhead < count_) __builtin_prefetch(items[i + kAhead]);
+      if (i + kAhead / 2 < count_) fetch_record(items[i + kAhead / 2]);
       DlTensor view;
       if (!look(tensor, &view)) {
         PyErr_Clear();  // it is now on a device, or of a dtype, that DLPack does not know
@@ -251,7 +270,7 @@ namespace vitkern {
 void bind_watch(py::module_& m) {
   m.def("unchanged", &unchanged, py::arg("tables"), py::arg("entries"), py::arg("absent"),
         py::arg("empty"), py::arg("types"),
-        "Whether dicts still have exactly these entries (dict, n, key, value, ...), have these "
+        "Whether dicts still have exactly these entries (dict, key, value, ...), have these "
         "among others (dict, key, value, ...), lack these (dict, key, ...), are empty (dict, ...) "
         "and objects have these types (object, type, ...).");
   m.def("reads", &reads, py::arg("descriptor"), py::arg("objects"), py::arg("expected"),

@@ -58,7 +58,7 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
         return Route("reference", 'model.path is "reference"')
     compiling = torch.compiler.is_compiling()
     structure = None
-    reason = _not_here(weight.device if image is None else image.device)
+    reason = _not_here(device_type(weight if image is None else image))
     if not reason and compiling:
         reason = _seen_while_compiling(model)
     elif not reason:
@@ -94,10 +94,10 @@ def _without_engine(forced: str, reason: str) -> Route:
     return Route("fused", reason)
 
 
-def _not_here(device: torch.device) -> str:
+def _not_here(device: str) -> str:
     """Why the operators cannot stand in for modules now, whatever these are; "" if they can."""
-    if device.type not in ("cpu", "cuda"):
-        return f"there are no kernels for device {device.type}"
+    if device not in ("cpu", "cuda"):
+        return f"there are no kernels for device {device}"
     if torch.jit.is_tracing():
         return "torch.jit is tracing"
     if torch.compiler.is_compiling():
@@ -151,8 +151,8 @@ def _not_now(model: ViT, image: Tensor | None) -> str:
 def compute_dtype(model: ViT, weight: Tensor | None = None) -> torch.dtype | None:
     """What matrices are cast to: autocast's dtype, `model.precision`'s, or None (as they are)."""
     weight = model.patch_embed_weight if weight is None else weight
-    if autocast(weight.device):
-        dtype = torch.get_autocast_dtype(weight.device.type)
+    if autocast(weight):
+        dtype = torch.get_autocast_dtype(device_type(weight))
     elif model.precision is None:
         return None
     else:
@@ -166,9 +166,15 @@ def compute_dtype(model: ViT, weight: Tensor | None = None) -> torch.dtype | Non
     return None if own in (dtype, torch.float64) else dtype
 
 
-def autocast(device: torch.device) -> bool:
-    """Whether autocast is on for a device."""
-    return device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
+def autocast(tensor: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor."""
+    device = device_type(tensor)
+    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+
+
+def device_type(tensor: Tensor) -> str:
+    """ "cpu", "cuda", ...: tensor.device.type in a quarter of its time where it is the CPU."""
+    return "cpu" if tensor.is_cpu else tensor.device.type
 
 
 def precision_of(model: ViT, weight: Tensor | None = None) -> str:
@@ -263,7 +269,7 @@ def check_image(model: ViT, image: Tensor, weight: Tensor) -> None:
         raise ValueError(f"ViT: image has {shape[1]} channels, the model takes {c.channels}{hint}")
     _check_size(c, shape[2:])
     if image.dtype != weight.dtype:
-        _check_dtype(c, image, weight, autocast(weight.device))
+        _check_dtype(c, image, weight, autocast(weight))
     if image.device != weight.device:
         raise ValueError(
             f"ViT: image is on {image.device}, the model on {weight.device};"
@@ -279,7 +285,8 @@ def _check_size(c: ViTConfig, size: tuple[int, int]) -> None:
                 f" patch size {c.patch_size}; resize or crop it"
             )
         return
-    wanted = tuple(c.patch_size * n for n in c.grid)
+    grid_y, grid_x = c.grid
+    wanted = (c.patch_size * grid_y, c.patch_size * grid_x)
     if size != wanted:
         raise ValueError(
             f"ViT: image is {size[0]}x{size[1]} pixels, the model takes {wanted[0]}x{wanted[1]};"

@@ -285,7 +285,7 @@ class ViT(TimmApi):
 
     def _outward(self, logits: Tensor) -> Tensor:
         """Logits in the dtype a Linear gives: autocast's where it is on, else the model's own."""
-        if dispatch.autocast(logits.device):
+        if dispatch.autocast(logits):
             head = isinstance(self.head, nn.Linear)
             return logits.to(torch.get_autocast_dtype(logits.device.type)) if head else logits
         return logits if self._precision is None else logits.to(self.dtype)

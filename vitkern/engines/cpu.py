@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class CpuEngine(Engine):
     def why_not(model: ViT, image: Tensor, precision: str) -> str:
         if precision not in cpu.PRECISIONS:
             return f"the packed engine computes in {', '.join(cpu.PRECISIONS)}, not {precision}"
-        if image.device.type != "cpu":
+        if not image.is_cpu:
             return f"the packed engine runs on the CPU, the image is on {image.device}"
         if image.dtype not in cpu.IMAGE_DTYPES:
             return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
@@ -43,7 +43,7 @@ class CpuEngine(Engine):
             activation=cpu.ACTIVATIONS[c.activation], precision=cpu.PRECISIONS[precision],
         )  # fmt: skip
         self._whole_head = c.head == "linear" and c.pool in _POOLS  # else the head runs in PyTorch
-        self._grids: OrderedDict[tuple[int, int], tuple] = OrderedDict()
+        self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()
         with torch.no_grad():
             for name, parameter in model.named_parameters(remove_duplicate=False):
                 self._set(name, parameter.detach())
@@ -92,32 +92,41 @@ class CpuEngine(Engine):
     def _run(self, image: Tensor, y: Tensor, pool: _C.Pool, head: bool) -> Tensor:
         c, image = self.config, stored(image)
         B, _, Y, X = image.shape
-        prefix, position, biases = self._of_grid(Y // c.patch_size, X // c.patch_size)
-        mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)
+        mean, std = self._pixels if image.dtype is torch.uint8 else (None, None)
+        grid = self._of_grid(Y // c.patch_size, X // c.patch_size)
         self._native.forward(
             threads=torch.get_num_threads(), dtype=cpu.IMAGE_DTYPES[image.dtype],
-            image=image.data_ptr(), B=B, Y=Y, X=X, strides=image.stride(),
-            prefix=cpu.address(prefix), T=c.prefix_tokens, position=cpu.address(position),
-            mean=cpu.address(mean), std=cpu.address(std), biases=[b.data_ptr() for b in biases],
-            pool=pool, head=head, y=y.data_ptr(),
+            image=image.data_ptr(), B=B, Y=Y, X=X, strides=image.stride(), T=c.prefix_tokens,
+            mean=cpu.address(mean), std=cpu.address(std), pool=pool, head=head, y=y.data_ptr(),
+            **grid.addresses,
         )  # fmt: skip
         return y if self.dtype is torch.float32 else y.to(self.dtype)
 
-    def _of_grid(self, grid_y: int, grid_x: int) -> tuple:
-        """(prefix, position, attention biases) of an image size, in fp32."""
+    def _of_grid(self, grid_y: int, grid_x: int) -> _Grid:
         found = self._grids.get((grid_y, grid_x))
         if found is None:
             with torch.no_grad():
-                prefix, position = self.model.position_rows(grid_y, grid_x)
+                prefix, position = map(_copy, self.model.position_rows(grid_y, grid_x))
                 biases = [
                     self.model.attention_bias(i, grid_y, grid_x) for i in range(self.config.depth)
                 ]
                 biases = [cpu.vector(b) for b in biases if b is not None]
-                found = (_copy(prefix), _copy(position), biases)
-            self._grids[grid_y, grid_x] = found
+            addresses = {
+                "prefix": cpu.address(prefix),
+                "position": cpu.address(position),
+                "biases": [cpu.address(b) for b in biases],
+            }
+            found = self._grids[grid_y, grid_x] = _Grid((prefix, position, *biases), addresses)
             while len(self._grids) > _GRIDS_KEPT:
                 self._grids.popitem(last=False)
         return found
+
+
+class _Grid(NamedTuple):
+    """What an image size adds: prefix rows, positions and attention biases, in fp32."""
+
+    tensors: tuple[Tensor | None, ...]  # keeps their memory
+    addresses: dict[str, Any]
 
 
 def _copy(t: Tensor | None) -> Tensor | None:

@@ -130,10 +130,8 @@ def _note(slots: dict[str, Any], tables: list[object], empty: list[object]) -> N
     """All entries of a dict."""
     if not slots:
         empty.append(slots)
-        return
-    tables += (slots, len(slots))
-    for entry in slots.items():
-        tables += entry
+    for key, value in slots.items():
+        tables += (slots, key, value)
 
 
 def lacks_parameter(name: str, module: nn.Module) -> str:
