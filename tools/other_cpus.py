@@ -53,7 +53,7 @@ CPUS = {
         NO_AVX2,
     ),
     "haswell": Cpu(_AVX2, "avx2", "AVX2", "AVX2", "Haswell", "avx2", NO_AVX512),
-    "zen": Cpu(_AVX2, "avx2", "AUTO", "AVX2", "Zen", "avx2", NO_AVX512),
+    "zen": Cpu(_AVX2, "avx2", "AUTO", "AVX2", "Zen", "avx2_int16", NO_AVX512),
     "skylake-x": Cpu(_AVX512, "avx512", "AVX512", "AVX512_CORE", "SkylakeX", "avx512"),
     "ice-lake": Cpu(
         _AVX512 | {"avx512_vnni"}, "avx512", "AVX512", "AVX512_CORE_VNNI", "SkylakeX", "avx512_vnni"

@@ -3,7 +3,8 @@
 // multiply: c[kRows][3] += a[kRows] * b[3] over elements in L1, the inner loop of a GEMM without
 // its
 //           memory traffic: 2 flops for each lane of a multiply-add. By tiles with AMX, where a
-//           fp32 multiply-add takes six in bf16 and a tf32 one three; by integers with VNNI.
+//           fp32 multiply-add takes six in bf16 and a tf32 one three; by pairs of integers where
+//           the set has them.
 // read:     every thread sums its own part of `data` again and again: the bytes of each pass.
 //
 // The team starts together after a warm pass; each thread counts its work until `seconds` are over
@@ -47,7 +48,7 @@ struct Factors {
   }
 };
 
-#if !defined(VITKERN_VNNI) && !defined(VITKERN_AMX)
+#if !defined(VITKERN_INT16) && !defined(VITKERN_AMX)
 
 // kPasses passes over the factors; returns their flops. The sums go into `total`, so that the
 // compiler leaves no multiply-add out.
@@ -77,32 +78,33 @@ int64_t multiply(const Factors& f, Vec& total) {
   return kPasses * kDepth * kRows * kColumns * Vec::kLanes * 2;
 }
 
-#elif defined(VITKERN_VNNI)
+#elif defined(VITKERN_INT16)
 
 // The same on pairs of integers: any bits will do, and the floats' are as random as others.
 int64_t multiply_pairs(const Factors& f, Vec& total) {
-  __m512i c[kRows][kColumns];
+  using namespace int16_tiles;
+  Ints c[kRows][kColumns];
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kRows; ++r)
 #pragma GCC unroll 3
-    for (int64_t j = 0; j < kColumns; ++j) c[r][j] = _mm512_setzero_si512();
+    for (int64_t j = 0; j < kColumns; ++j) c[r][j] = zero();
   for (int64_t pass = 0; pass < kPasses; ++pass)
     for (int64_t k = 0; k < kDepth; ++k) {
-      __m512i b[kColumns];
-#pragma GCC unroll 3
-      for (int64_t j = 0; j < kColumns; ++j)
-        b[j] = _mm512_loadu_si512(f.b + (k * kColumns + j) * Vec::kLanes);
+      const char* const b = reinterpret_cast<const char*>(f.b + k * kColumns * Vec::kLanes);
+      const Ints held = load_ints(b);
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kRows; ++r) {
-        const __m512i a = _mm512_castps_si512(_mm512_set1_ps(f.a[k * kRows + r]));
+        const Ints a = broadcast(reinterpret_cast<const char*>(f.a + k * kRows + r));
+        c[r][0] = add_pairs(c[r][0], a, held);
 #pragma GCC unroll 3
-        for (int64_t j = 0; j < kColumns; ++j) c[r][j] = vnni_tiles::add_pairs(c[r][j], a, b[j]);
+        for (int64_t j = 1; j < kColumns; ++j)
+          c[r][j] = add_pairs(c[r][j], a, b + j * sizeof(Ints));
       }
     }
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kRows; ++r)
 #pragma GCC unroll 3
-    for (int64_t j = 0; j < kColumns; ++j) total = total + Vec{_mm512_cvtepi32_ps(c[r][j])};
+    for (int64_t j = 0; j < kColumns; ++j) total = total + to_floats(c[r][j]);
   return kPasses * kDepth * kRows * kColumns * Vec::kLanes * 4;
 }
 
@@ -183,7 +185,7 @@ void calibrate(const calibrate_args& a) {
       const TileFactors tiles(factors);
       const int terms = terms_of(a.precision), pairs = terms * (terms + 1) / 2;
       const auto pass = [&](Vec&) { return multiply_tiles(tiles) / pairs; };
-#elif defined(VITKERN_VNNI)
+#elif defined(VITKERN_INT16)
       const auto pass = [&](Vec& total) { return multiply_pairs(factors, total); };
 #else
       const auto pass = [&](Vec& total) { return multiply(factors, total); };

@@ -39,7 +39,34 @@ bool cpu_has(const char* needs) {
   return true;
 }
 
+// Of this CPU.
+bool integers_pay() {
+#if defined(__x86_64__)
+  const Leaf zero = cpuid(0, 0), one = cpuid(1, 0);
+  char vendor[13] = {};
+  std::memcpy(vendor, &zero.b, 4);
+  std::memcpy(vendor + 4, &zero.d, 4);
+  std::memcpy(vendor + 8, &zero.c, 4);
+  const unsigned base = one.a >> 8 & 15, model = one.a >> 4 & 15;
+  const bool extended = base == 15 || base == 6;
+  return pairs_in_two_pipes(vendor, base == 15 ? base + (one.a >> 20 & 255) : base,
+                            extended ? model + (one.a >> 16 & 15) * 16 : model);
+#else
+  return false;
+#endif
+}
+
 }  // namespace
+
+bool pairs_in_two_pipes(const std::string& vendor, unsigned family, unsigned model) {
+  if (vendor == "GenuineIntel") {
+    constexpr unsigned kHaswellBroadwell[] = {0x3c, 0x3d, 0x3f, 0x45, 0x46, 0x47, 0x4f, 0x56};
+    for (const unsigned one : kHaswellBroadwell)
+      if (family == 6 && model == one) return false;
+    return family >= 6;
+  }
+  return vendor == "AuthenticAMD" && family >= 0x19;  // Zen 3
+}
 
 #define VITKERN_INSTRUCTION_SET(set, base, machine, needs, flags) \
   namespace set {                                                 \
@@ -117,7 +144,7 @@ Isa isa_named(const std::string& name) {
   const char* forced = std::getenv("VITKERN_ISA");
   if (forced && *forced) return row_named(forced, "VITKERN_ISA").isa;
   for (const IsaRow& row : isa_rows())
-    if (row.runs_here) return row.isa;
+    if (row.runs_here && (row.isa != Isa::avx2_int16 || integers_pay())) return row.isa;
   return Isa::portable;
 }
 
@@ -142,6 +169,7 @@ std::vector<Feature> cpu_features() {
           {"fma", __builtin_cpu_supports("fma") != 0},
           {"f16c", (cpuid(1, 0).c >> 29 & 1) != 0},  // older Clangs do not know its name
           {"bmi2", __builtin_cpu_supports("bmi2") != 0},
+          {"avx_vnni", (cpuid(7, 1).a >> 4 & 1) != 0},
           {"avx512f", __builtin_cpu_supports("avx512f") != 0},
           {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
           {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},

@@ -17,7 +17,7 @@ enum class Isa {
 std::vector<std::string> available_isas();
 std::vector<std::string> operator_isas();
 
-// "" is VITKERN_ISA or else the best. Throws std::invalid_argument.
+// "" is VITKERN_ISA or else the best that pays. Throws std::invalid_argument.
 Isa isa_named(const std::string& name);
 const char* isa_name(Isa isa);
 
@@ -31,6 +31,9 @@ struct Feature {
 // What the CPU advertises of what isas.inc asks for, or of what vitkern plans to use.
 std::vector<Feature> cpu_features();
 std::string cpu_model();
+// Whether a CPU multiplies pairs of integers (vpmaddwd) in two pipes; in one, they are no faster
+// than fp32. By cpuid's vendor, family and model, so that a machine always computes the same.
+bool pairs_in_two_pipes(const std::string& vendor, unsigned family, unsigned model);
 // AMX is advertised, and the operating system grants the tile registers to this process.
 bool amx_usable();
 

@@ -55,8 +55,8 @@ struct Result {
 
 #if defined(VITKERN_AMX)
 #include "tiles_amx.hpp"
-#elif defined(VITKERN_VNNI)
-#include "tiles_vnni.hpp"
+#elif defined(VITKERN_INT16)
+#include "tiles_int16.hpp"
 #else
 #include "tiles_fma.hpp"
 #endif
@@ -66,8 +66,8 @@ namespace {
 #if defined(VITKERN_AMX)
 using namespace amx_tiles;
 namespace head_tiles = amx_tiles;
-#elif defined(VITKERN_VNNI)
-using namespace vnni_tiles;
+#elif defined(VITKERN_INT16)
+using namespace int16_tiles;
 namespace head_tiles = fma_tiles;
 #else
 using namespace fma_tiles;

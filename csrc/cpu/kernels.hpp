@@ -13,8 +13,8 @@ enum class Precision : int32_t {
   fp32,
   // At least TF32's accuracy: as fp32; on AMX two terms, three GEMMs.
   tf32,
-  // bf16's error or about that: both factors rounded to bf16 on AMX, to integers with a scale on
-  // AVX-512 VNNI (tiles_vnni.hpp); elsewhere bf16 weights, fp32 multiply-adds.
+  // bf16's error or less: both factors rounded to bf16 on AMX, to integers with a scale where they
+  // are faster (tiles_int16.hpp); elsewhere as fp32.
   bf16,
 };
 enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
@@ -36,7 +36,7 @@ struct Dropout {  // philox.hpp; off when threshold is 0
 #undef STRUCT
 
 // A weight (N, K) as the GEMM wants it: panels of kNR columns, the last one padded with zeros;
-// their order is the instruction set's (tiles_fma.hpp, tiles_vnni.hpp, terms_amx.hpp).
+// their order is the instruction set's (tiles_fma.hpp, tiles_int16.hpp, terms_amx.hpp).
 struct pack_args {
   Precision precision;
   DType dtype;         // of weight

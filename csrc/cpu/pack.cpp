@@ -1,5 +1,4 @@
 // pack: a weight (N, K) into the panels that the GEMM reads; once per weight.
-#include "arena.hpp"
 #include "gemm.hpp"
 #include "kernels.hpp"
 
@@ -9,9 +8,7 @@ void pack(const pack_args& a) {
   *a.bytes = static_cast<size_t>(packed_bytes(a.N, a.K, a.precision));
   if (!a.panels) return;
   const Weights w{a.precision, a.dtype, a.weight, a.N, a.K, false};
-  const Lease lease(static_cast<size_t>(panel_floats(a.K, a.precision)) * sizeof(float));
-  for (int64_t panel = 0; panel < ceil_div(a.N, kNR); ++panel)
-    pack_panel(w, panel, lease.floats(), a.panels);
+  for (int64_t panel = 0; panel < ceil_div(a.N, kNR); ++panel) pack_panel(w, panel, a.panels);
 }
 
 }  // namespace vitkern::VITKERN_ISA

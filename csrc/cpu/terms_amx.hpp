@@ -200,7 +200,7 @@ inline void convert_panel(const Weights& w, int64_t panel, char* out) {
              [&]<int terms>() { pack_rows<terms>(from, w.N - panel * kNR, w.K, out); });
 }
 
-inline void pack_panel(const Weights& w, int64_t panel, float*, void* panels) {
+inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
   convert_panel(w, panel,
                 static_cast<char*>(panels) + panel * panel_bytes(w.K, terms_of(w.precision)));
 }

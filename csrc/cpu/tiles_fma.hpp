@@ -78,32 +78,22 @@ inline void pack_block(const Rows& w, int64_t n, int64_t K, float* out) {
     }
 }
 
-inline DType packed_dtype(Precision p) { return p == Precision::bf16 ? DType::bf16 : DType::f32; }
-
 // Floats of a panel of K steps in scratch.
 inline int64_t panel_floats(int64_t K, Precision) { return K * kNR; }
 
-// The slab of a panel of any weights as packed fp32, [k][kNR].
+// The slab of a panel of unpacked weights as fp32, [k][kNR].
 inline void convert_panel(const Weights& w, int64_t panel, Range slab, float* out) {
-  const int64_t K = slab.end - slab.begin, row = w.first_row + panel * kNR;
-  const int64_t step = w.first_step + slab.begin;
-  if (!w.packed)
-    return pack_block(Rows{w.dtype, w.data, w.pitch}.from(row, step), w.N - panel * kNR, K, out);
-  for (int64_t i = 0; i < K * kNR; i += Vec::kLanes)
-    load_as(packed_dtype(w.precision), w.data, row * w.pitch + step * kNR + i, Vec::kLanes)
-        .store(out + i);
+  const Rows rows =
+      Rows{w.dtype, w.data, w.pitch}.from(w.first_row + panel * kNR, w.first_step + slab.begin);
+  pack_block(rows, w.N - panel * kNR, slab.end - slab.begin, out);
 }
 
-inline int64_t packed_bytes(int64_t N, int64_t K, Precision precision) {
-  return round_up(N, kNR) * K * (packed_dtype(precision) == DType::f32 ? 4 : 2);
-}
+// In fp32 for every precision: converting bf16 panels at each use would be slower.
+inline int64_t packed_bytes(int64_t N, int64_t K, Precision) { return round_up(N, kNR) * K * 4; }
 
-// Panel `panel` of an unpacked weight to its place among the packed ones; `scratch` holds a panel.
-inline void pack_panel(const Weights& w, int64_t panel, float* scratch, void* panels) {
-  convert_panel(w, panel, {0, w.K}, scratch);
-  for (int64_t i = 0; i < w.K * kNR; i += Vec::kLanes)
-    store_as(packed_dtype(w.precision), panels, panel * w.K * kNR + i, Vec::load(scratch + i),
-             Vec::kLanes);
+// Panel `panel` of an unpacked weight to its place among the packed ones.
+inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
+  convert_panel(w, panel, {0, w.K}, static_cast<float*>(panels) + panel * w.K * kNR);
 }
 
 // c (R, kNR) = or += a (R, K) b (K, kNR).
@@ -151,7 +141,7 @@ template <int R>
 }
 
 inline void multiply(int64_t rows, const Tile& tile) {
-  with_rows(rows, [&]<int R>() { multiply_rows<R>(tile); });
+  with_rows<kMR>(rows, [&]<int R>() { multiply_rows<R>(tile); });
 }
 
 struct Tiles {
@@ -160,9 +150,8 @@ struct Tiles {
   // W's part of a slab as fp32, [panel][k][kNR]: where it lies packed, or converted.
   static const char* slab(const Weights& w, int64_t first, int64_t count, Range steps,
                           float* converted, int64_t* stride) {
-    const bool ready = w.packed && packed_dtype(w.precision) == DType::f32;
-    *stride = (ready ? w.pitch : kSlab) * kNR * 4;
-    if (ready)
+    *stride = (w.packed ? w.pitch : kSlab) * kNR * 4;
+    if (w.packed)
       return static_cast<const char*>(
           offset(DType::f32, w.data,
                  (w.first_row + first * kNR) * w.pitch + (w.first_step + steps.begin) * kNR));

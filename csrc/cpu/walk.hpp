@@ -1,4 +1,4 @@
-// The loops around a tile of registers, for tiles_fma.hpp and tiles_vnni.hpp.
+// The loops around a tile of registers, for tiles_fma.hpp and tiles_int16.hpp.
 //
 //   for each group of kGroup panels
 //     for each slab of kSlab inner steps         Tiles::slab makes W's part ready
@@ -51,31 +51,12 @@ struct Ahead {
   }
 };
 
-// f<R>() for a tile of R rows, known to the compiler.
-template <class F>
+// f<R>() for a tile of R <= kMost rows, known to the compiler.
+template <int kMost, class F>
 inline void with_rows(int64_t R, const F& f) {
-  switch (R) {
-#define VITKERN_ROWS(R) \
-  case R:               \
-    return f.template operator()<R>();
-    VITKERN_ROWS(1)
-    VITKERN_ROWS(2)
-    VITKERN_ROWS(3)
-    VITKERN_ROWS(4)
-    VITKERN_ROWS(5)
-    VITKERN_ROWS(6)
-#if defined(__AVX512F__)
-    VITKERN_ROWS(7)
-    VITKERN_ROWS(8)
-    VITKERN_ROWS(9)
-    VITKERN_ROWS(10)
-    VITKERN_ROWS(11)
-    VITKERN_ROWS(12)
-    VITKERN_ROWS(13)
-    VITKERN_ROWS(14)
-#endif
-#undef VITKERN_ROWS
-  }
+  if constexpr (kMost > 1)
+    if (R < kMost) return with_rows<kMost - 1>(R, f);
+  f.template operator()<kMost>();
 }
 
 // The rows of a tile of A, read in step. One pointer for four rows: [p], [p + s], [p + 2 s],

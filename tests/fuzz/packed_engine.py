@@ -48,7 +48,7 @@ def case(rng: random.Random, folder: pathlib.Path) -> Case:
     calls = [*set_all(), finish, forward({})]
     for _ in range(rng.choice((0, 1, 1, 2, 3))):
         spoil_calls(rng, calls)
-    isa = rng.choice(("", "", "portable", "avx2", "nonesuch"))
+    isa = rng.choice(("", "", "portable", "avx2", "avx2_int16", "nonesuch"))
     changed = {k: v for k, v in config.items() if {**CONFIG, **MORE}.get(k) != v}
     names = [call.about for call in calls if not call.plain]
     about = f"_C.Engine({isa!r}, {changed or ''}): {'; '.join(names)}"

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from vitkern import _C, ViT, ViTConfig, cpu
@@ -116,6 +117,24 @@ def test_the_largest_sums_do_not_overflow(isa):
     with torch.inference_mode():
         got = CpuEngine(model, "bf16", isa=isa).logits(torch.full((1, 3, 48, 48), 2.5))
     assert torch.allclose(got, torch.tensor(-0.37 * 2.5 * 3 * 8 * 8), rtol=2**-8)
+
+
+@pytest.mark.parametrize("power", (-27, -16, 0, 16, 30, 38))
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_elements_of_any_magnitude_keep_their_bits(isa, power, images):
+    """Where a block of them has one scale, their squares may leave the range of fp32."""
+    model = tiny(depth=1, classes=0, final_norm="none", class_token=False, pool="mean")
+    images = images.clamp(-3, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        weight = model.patch_embed.proj.weight.normal_()
+        want = F.conv2d(images.double(), weight.double(), stride=8).mean((2, 3))
+        weight.mul_(10.0 ** -min(power, 28))
+    with torch.inference_mode():
+        engine = CpuEngine(model, "bf16", isa=isa)
+        got = engine.logits(images * 10.0**power) / 10.0 ** (power - min(power, 28))
+    assert (got - want).square().mean().sqrt() < 2**-8 * want.square().mean().sqrt()
 
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf")))

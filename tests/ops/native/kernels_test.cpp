@@ -232,10 +232,21 @@ void test_calibrate(const Case& c) {
   }
 }
 
+void test_pipes() {
+  const auto two = [](const char* vendor, unsigned family, unsigned model) {
+    return pairs_in_two_pipes(vendor, family, model);
+  };
+  expect(!two("GenuineIntel", 6, 0x3f) && !two("GenuineIntel", 6, 0x4f), "Haswell, Broadwell");
+  expect(two("GenuineIntel", 6, 0x5e) && two("GenuineIntel", 6, 0x97), "Skylake, Alder Lake");
+  expect(!two("AuthenticAMD", 0x17, 0x31) && two("AuthenticAMD", 0x19, 1), "Zen 2, Zen 3");
+  expect(!two("HygonGenuine", 0x18, 1), "what is not known");
+}
+
 }  // namespace
 
 int main() {
   test_fingerprint();
+  test_pipes();
   for (const std::string& isa : available_isas()) {
     const int before = checks;
     for (const DType dtype : {DType::f32, DType::bf16})

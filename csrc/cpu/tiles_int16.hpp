@@ -1,0 +1,302 @@
+// Tiles of 16-bit integer multiply-adds for the engine's bf16 precision, faster than fp32 ones by 2
+// (AVX-512 VNNI) or 1.5 (AVX2). Included by gemm.hpp; the loops are in walk.hpp.
+//
+// kBlock steps of a row, of A or of W, are a block: integers times one scale, so chosen that the
+// integers' Euclidean norm is at most 46340. By Cauchy and Schwarz the sum over two blocks is then
+// at most 46340^2 < 2^31 and exact in 32 bits, whatever the data: sums on the way may wrap around,
+// the last one is right. It is multiplied by both scales and added in fp32.
+//
+// An element in bf16 has an error of 2^-9.5 of itself (rms). Here it has one of 0.29 units, and a
+// unit of an ordinary block of 256 is 2^-11.5 of the elements' rms: a sixteenth of bf16's error. An
+// element may be 32767 units, so that the largest of a block can be 11 times its rms before the
+// unit grows; beyond, the large element's own error dominates in either format, unless the weight
+// it is multiplied by is tiny.
+//
+// A (M, K)  [row]: [K integers][a scale for each block][K floats: the row before it is settled]
+// W (N, K)  [32 columns][block]: [pairs of steps][32 columns][2 integers], then [32 scales]
+//
+// A block that holds NaN or infinity has the scale NaN: every sum it enters is NaN.
+#pragma once
+#include "tiles_fma.hpp"
+
+namespace {
+namespace int16_tiles {
+
+#if defined(__AVX512F__)
+typedef __m512i Ints;
+constexpr int64_t kTileRows = 14;  // times 2 vectors: 28 accumulators + 2 of W + 1 broadcast
+constexpr int64_t kMaxRows = fma_tiles::kMaxRows;
+constexpr int kHeld = 2;  // vectors of W in registers; the others are read as operands
+inline Ints zero() { return _mm512_setzero_si512(); }
+inline Ints load_ints(const char* p) { return _mm512_loadu_si512(p); }
+inline Ints broadcast(const char* pair) {
+  return _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(pair));
+}
+inline Vec to_floats(Ints sum) { return {_mm512_cvtepi32_ps(sum)}; }
+inline void store_nearest(Vec v, int16_t* out) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                      _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v.v)));
+}
+#else
+typedef __m256i Ints;
+constexpr int64_t kTileRows = 3;   // times 4 vectors: 12 accumulators + 1 of W + 1 broadcast + 2
+constexpr int64_t kMaxRows = 192;  // of A's part: 288 KiB of a 512 KiB L2
+constexpr int kHeld = 1;
+inline Ints zero() { return _mm256_setzero_si256(); }
+inline Ints load_ints(const char* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline Ints broadcast(const char* pair) {
+  return _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(pair));
+}
+inline Vec to_floats(Ints sum) { return {_mm256_cvtepi32_ps(sum)}; }
+inline void store_nearest(Vec v, int16_t* out) {
+  const __m256i q = _mm256_cvtps_epi32(v.v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                   _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
+}
+#endif
+
+// sum += x y over both integers of each pair. As assembly: with its intrinsic GCC 12 copies each
+// accumulator of vpdpwssd to another register and back through the stack, and runs at 40 % of the
+// speed; the sums of vpmaddwd it adds up in another order, for which there are not enough
+// registers.
+inline Ints add_pairs(Ints sum, Ints x, Ints y) {
+#if defined(VITKERN_PAIRS_IN_TWO)
+  Ints both;
+  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(x), "x"(y));
+#elif defined(__AVX512F__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+#else
+  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(x), "x"(y));
+#endif
+  return sum;
+}
+inline Ints add_pairs(Ints sum, Ints x, const char* y) {
+  const Ints& memory = *reinterpret_cast<const Ints*>(y);
+#if defined(VITKERN_PAIRS_IN_TWO)
+  Ints both;
+  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(x), "m"(memory));
+#elif defined(__AVX512F__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "m"(memory));
+#else
+  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(x), "m"(memory));
+#endif
+  return sum;
+}
+
+constexpr int64_t kNR = 32;
+constexpr int64_t kBlock = 256;
+constexpr int64_t kPairs = kBlock / 2;
+constexpr int64_t kBlockBytes = kBlock * kNR * 2 + kNR * 4;
+constexpr int kVectors = kNR / Vec::kLanes;
+static_assert(kSlab % kBlock == 0);
+
+using fma_tiles::group_rows;
+using fma_tiles::hidden_columns;
+using fma_tiles::hidden_rows;
+using fma_tiles::row_dtype;
+
+inline int64_t gemm_scratch(int64_t M, int64_t, Precision) { return kGroup * kNR * (kSlab + M); }
+
+// The sum of the squares of x * by.
+inline float sum_of_squares(const float* x, int64_t n, float by) {
+  Vec sum = Vec::set(0);
+  for (int64_t i = 0; i < n; i += Vec::kLanes) {
+    const Vec v = Vec::load(x + i, n - i) * Vec::set(by);
+    sum = fma(v, v, sum);
+  }
+  return sum.sum();
+}
+
+// x (n), n <= kBlock -> integers, and zeros up to a multiple of Vec::kLanes; returns their scale.
+// Below 1e-30, where the inverse of the scale could overflow, all is zero.
+inline float quantise(const float* x, int64_t n, int16_t* out) {
+  // Rounding moves the norm by at most sqrt(n) / 2 = 8; 1 more for the rounding of this arithmetic.
+  constexpr float kNorm = 46340 - 9, kMost = 32766.5f;
+  Vec top = Vec::set(0), sum = Vec::set(0);
+  for (int64_t i = 0; i < n; i += Vec::kLanes) {
+    const Vec v = Vec::load(x + i, n - i);
+    sum = fma(v, v, sum);
+    top = greater(magnitude(v), top);  // a NaN loses here, and is in the sum
+  }
+  const float largest = top.largest();
+  float squares = sum.sum();
+  const bool finite = squares == squares && largest < INFINITY;
+  float inverse = 0;
+  if (finite && largest > 1e-30f) {
+    const bool ordinary = largest > 1e-15f && largest < 1e15f;
+    if (ordinary)
+      squares /= largest * largest;
+    else  // those squares leave the range of fp32
+      squares = sum_of_squares(x, n, 1 / largest);
+    const float units = kNorm / sqrtf(squares);  // that the largest element would have
+    inverse = (units < kMost ? units : kMost) / largest;
+  }
+  for (int64_t i = 0; i < n; i += Vec::kLanes)
+    store_nearest(finite ? Vec::load(x + i, n - i) * Vec::set(inverse) : Vec::set(0), out + i);
+  return finite ? (inverse ? 1 / inverse : 0) : NAN;
+}
+
+struct Left {
+  char* data;
+  int64_t K;
+
+  int64_t integers() const { return round_up(K, 32); }  // of a row: whole lines
+  int64_t stride() const {                              // bytes from row to row
+    const int64_t scales = round_up(ceil_div(K, kBlock) * 4, 64);
+    return row_stride((integers() * 2 + scales + round_up(K, 16) * 4) / 4) * 4;
+  }
+  static Left at(float* memory, int64_t K, Precision) {
+    return {reinterpret_cast<char*>(memory), K};
+  }
+  static int64_t floats(int64_t M, int64_t K, Precision) {
+    return M * Left{nullptr, K}.stride() / 4;
+  }
+  const int32_t* pairs(int64_t m, int64_t k) const {
+    return reinterpret_cast<const int32_t*>(data + m * stride() + k * 2);
+  }
+  float* scales(int64_t m) const {
+    return reinterpret_cast<float*>(data + m * stride() + integers() * 2);
+  }
+  float* waiting(int64_t m) const { return scales(m) + round_up(ceil_div(K, kBlock), kLine); }
+
+  // Row m is written between open and close, at the address that open returns.
+  float* open(int64_t, float* row) const { return row; }
+  void close(int64_t m, const float* row, int64_t n) const {
+    int16_t* const out = reinterpret_cast<int16_t*>(data + m * stride());
+    for (int64_t k = 0; k < n; k += kBlock)
+      scales(m)[k / kBlock] = quantise(row + k, min(kBlock, n - k), out + k);
+  }
+  // Columns k .. k + n of row m, until settle(m).
+  void store(int64_t m, int64_t k, Vec v, int64_t n) const { v.store(waiting(m) + k, n); }
+  void put(int64_t m, int64_t k, const float* from, int64_t n) const {
+    memcpy(waiting(m) + k, from, n * sizeof(float));
+  }
+  static constexpr bool kSettles = true;
+  void settle(int64_t m) const { close(m, waiting(m), K); }
+};
+
+inline int64_t panel_bytes(int64_t K) { return ceil_div(K, kBlock) * kBlockBytes; }
+inline int64_t packed_bytes(int64_t N, int64_t K, Precision) {
+  return ceil_div(N, kNR) * panel_bytes(K);
+}
+
+// Panel `panel` of an unpacked weight to its place among the packed ones.
+inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
+  char* block = static_cast<char*>(panels) + panel * panel_bytes(w.K);
+  for (int64_t k0 = 0; k0 < w.K; k0 += kBlock, block += kBlockBytes) {
+    const int64_t K = min(kBlock, w.K - k0);
+    int16_t* const integers = reinterpret_cast<int16_t*>(block);
+    float* const scales = reinterpret_cast<float*>(block + kBlock * kNR * 2);
+    memset(block, 0, kBlockBytes);
+    for (int64_t j = 0; j < min(kNR, w.N - panel * kNR); ++j) {
+      int16_t row[kBlock] = {};
+      float elements[kBlock];
+      const int64_t at = (panel * kNR + j) * w.K + k0;
+      for (int64_t k = 0; k < K; k += Vec::kLanes)
+        load_as(w.dtype, w.data, at + k, K - k).store(elements + k);
+      scales[j] = quantise(elements, K, row);
+      for (int64_t k = 0; k < K; ++k) integers[(k / 2 * kNR + j) * 2 + k % 2] = row[k];
+    }
+  }
+}
+
+// c (R, kNR) = or += a (R, 2 * pairs) times a block of W, with both scales.
+struct Tile {
+  const int32_t* a;      // pairs of integers
+  const float* a_scale;  // of each row
+  int64_t a_stride;      // of both, in units of four bytes
+  const char* block;
+  int64_t pairs;
+  float* c;
+  bool add;
+  Ahead ahead;
+};
+
+// As fma_tiles::multiply_rows.
+template <int R>
+[[gnu::noinline]] void multiply_rows(const Tile& tile) {
+  const int64_t pairs = tile.pairs;
+  Ahead ahead = tile.ahead;
+  Ints acc[R][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
+  TileReader<R> rows(tile.a, tile.a_stride * 4);
+  const char* b = tile.block;
+  for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
+    ahead.fetch();
+    for (int64_t left = min(kLine, pairs - k0); left > 0; --left) {
+      Ints held[kHeld];
+#pragma GCC unroll 4
+      for (int v = 0; v < kHeld; ++v) held[v] = load_ints(b + v * sizeof(Ints));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const Ints x = broadcast(rows.row(r));
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          acc[r][v] = v < kHeld ? add_pairs(acc[r][v], x, held[v])
+                                : add_pairs(acc[r][v], x, b + v * sizeof(Ints));
+      }
+      rows.advance(4);
+      b += kVectors * sizeof(Ints);
+    }
+  }
+  const float* const scales = reinterpret_cast<const float*>(tile.block + kBlock * kNR * 2);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const Vec by = Vec::set(tile.a_scale[r * tile.a_stride]);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      float* const out = tile.c + r * kNR + v * Vec::kLanes;
+      const Vec sum = to_floats(acc[r][v]) * Vec::load(scales + v * Vec::kLanes);
+      (tile.add ? fma(sum, by, Vec::load(out)) : sum * by).store(out);
+    }
+  }
+}
+
+struct Tiles {
+  static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
+
+  static const char* slab(const Weights& w, int64_t first, int64_t, Range steps, float*,
+                          int64_t* stride) {
+    *stride = panel_bytes(w.pitch);
+    return static_cast<const char*>(w.data) + (w.first_row / kNR + first) * *stride +
+           (w.first_step + steps.begin) / kBlock * kBlockBytes;
+  }
+
+  // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next.
+  static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
+                       float* c) {
+    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows),
+                  stride = A.stride() / 4;
+    for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kBlock, panel += kBlockBytes) {
+      const int64_t pairs = ceil_div(min(kBlock, steps.end - k0), 2);
+      const char* const next = k0 + kBlock < steps.end ? panel + kBlockBytes : after;
+      for (int64_t t = 0; t < tiles; ++t) {
+        const Range tile = even_part(M, t, tiles);
+        const int64_t m = rows.begin + tile.begin, R = tile.end - tile.begin;
+        const Tile work{.a = A.pairs(m, k0),
+                        .a_scale = A.scales(m) + k0 / kBlock,
+                        .a_stride = stride,
+                        .block = panel,
+                        .pairs = pairs,
+                        .c = c + tile.begin * kNR,
+                        .add = k0 > 0,
+                        .ahead = Ahead::share(next, kBlockBytes, t, tiles, kPairs / kLine)};
+        with_rows<kTileRows>(R, [&]<int kRows>() { multiply_rows<kRows>(work); });
+      }
+    }
+  }
+};
+
+template <class Epilogue>
+void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
+               const Epilogue& epilogue) {
+  walk<Tiles>(A, rows, w, panels, scratch, epilogue);
+}
+
+}  // namespace int16_tiles
+}  // namespace
