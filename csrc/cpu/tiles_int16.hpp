@@ -65,6 +65,8 @@ inline Ints add_pairs(Ints sum, Ints x, Ints y) {
 #if defined(VITKERN_PAIRS_IN_TWO)
   Ints both;
   asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(x), "x"(y));
+#elif defined(VITKERN_EMULATED)
+  sum = _mm512_dpwssd_epi32(sum, x, y);
 #elif defined(__AVX512F__)
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
 #else
@@ -77,6 +79,8 @@ inline Ints add_pairs(Ints sum, Ints x, const char* y) {
 #if defined(VITKERN_PAIRS_IN_TWO)
   Ints both;
   asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(x), "m"(memory));
+#elif defined(VITKERN_EMULATED)
+  sum = _mm512_dpwssd_epi32(sum, x, memory);
 #elif defined(__AVX512F__)
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "m"(memory));
 #else

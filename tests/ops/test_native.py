@@ -60,6 +60,21 @@ def test_kernels_are_clean_under_sanitizers(isas):
 
 @pytest.mark.full
 @pytest.mark.skipif(
+    "avx2" not in cpu.isas() or not pathlib.Path("/usr/include/simde").exists(),
+    reason="needs AVX2 and Debian's libsimde-dev",
+)
+def test_avx512_kernels_are_right_without_avx512():
+    """Their own source, on SIMDe's vectors of 512 bits. Not their assembly, nor their speed."""
+    isas = ("avx512_vnni", "avx512", "portable")
+    options = ["-DVITKERN_EMULATE_AVX512=ON", "-DVITKERN_SANITIZE=OFF"]
+    program = build_native("native_test", "avx512", *options, f"-DVITKERN_ISAS={';'.join(isas)}")
+    *sets, summary = run(program).splitlines()
+    passed, failed = counted(summary)
+    assert [line.split(":")[0] for line in sets] == list(isas) and passed > 1200 and failed == 0
+
+
+@pytest.mark.full
+@pytest.mark.skipif(
     not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")),
     reason="needs Debian's g++-aarch64-linux-gnu and qemu-user",
 )
