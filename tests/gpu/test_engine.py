@@ -180,7 +180,7 @@ def pretend_device(monkeypatch):
     """A GPU by its properties alone: nothing can be launched on it."""
 
     def make(major, minor):
-        properties = types.SimpleNamespace(major=major, minor=minor)
+        properties = types.SimpleNamespace(major=major, minor=minor, multi_processor_count=7)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         return torch.device("cuda", 0)
 

@@ -9,7 +9,7 @@ from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.evidence.interpreter import Interpreter
 from tests.evidence.ptx import PtxExecutor
 from vitkern.contract import judge
-from vitkern.gpu import launch, linear_residual, norm_linear
+from vitkern.gpu import launch, linear_residual, moments, norm_linear
 from vitkern.gpu.launch import executing
 from vitkern.precision import PRECISIONS
 
@@ -65,15 +65,14 @@ class Case:
         executor.tf32 = precision == "tf32"
         zeros = torch.zeros(M, 16, dtype=dtype), torch.zeros(K, 16, dtype=dtype)
         with executing(executor):
-            width = linear_residual.part_width(zeros[1], M)
-            parts = torch.empty(launch.cdiv(K, width), M, 2)
+            parts = torch.empty(launch.cdiv(K, moments.WIDTH), M, 2)
             x, y = torch.empty_like(self.x), torch.empty(M, N)
             linear_residual.residual_linear(*zeros, None, self.x, None, x, parts)
             assert torch.equal(x, self.x)
             folded = norm_linear.fold(
                 *self.norm, self.weight, self.bias, PRECISIONS[precision], x.dtype
             )
-            norm_linear.folded_linear(x, parts, width, *folded, y, "none", EPS)
+            norm_linear.folded_linear(x, parts, moments.WIDTH, *folded, y, "none", EPS)
         return y
 
     def verdict(self, precision, arch="sm_80"):

@@ -10,9 +10,9 @@ from tests.conftest import ROOT
 
 pytest.importorskip("triton")
 from tests.gpu.aot_kernels import matmul_variant, plain_variant
-from vitkern.gpu import configs
+from vitkern.gpu import configs, hardware
 from vitkern.gpu.aot import build as aot
-from vitkern.gpu.aot import disassembly, hardware, machine_code
+from vitkern.gpu.aot import disassembly, machine_code
 from vitkern.gpu.aot.label import is_promised
 
 ARCHS = ("sm_80", "sm_90", "sm_120", "gfx942")

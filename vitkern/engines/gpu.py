@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..gpu import attention, layernorm, linear_residual, norm_linear, patch_embed
-from ..gpu.launch import Executor, cdiv, executing
+from ..gpu import attention, layernorm, linear_residual, moments, norm_linear, patch_embed
+from ..gpu.launch import Executor, cdiv
 from ..gpu.runtime import device, plan
 from ..precision import PRECISIONS
 from ..registry import REGISTRY
@@ -208,9 +208,7 @@ class GpuEngine(Engine):
         """A plan on a stream's arena, which may have to grow; None: with buffers of its own."""
         tf32 = self.precision == "tf32" if self.dtype == torch.float32 else None
         with torch.no_grad():
-            with executing(self.executor):
-                sizes = self.sizes(image)
-            arena = self._arena(image, sizes, stream)
+            arena = self._arena(image, self.sizes(image), stream)
             launches = plan.record(self.executor, tf32, lambda: self.start(want, image, y, arena))
             return plan.Plan(self.executor, launches, (image, y), arena.lock)
 
@@ -231,14 +229,10 @@ class GpuEngine(Engine):
         """What a forward of such an image needs between its launches."""
         c, B = self.config, image.shape[0]
         grid = self._grid_of(("", image.shape))
-        patches = B * grid[0] * grid[1]
-        rows = patches + B * c.prefix_tokens
-        parts = [cdiv(c.width, patch_embed.part_width(self._ends.filters, patches)) * rows]
-        for block in self._blocks[:1]:
-            for M in (rows, B):
-                parts += [cdiv(c.width, linear_residual.part_width(block.projection[0], M)) * M]
+        rows = B * (c.prefix_tokens + grid[0] * grid[1])
+        parts = cdiv(c.width, moments.WIDTH) * rows
         F = c.mlp_width if c.depth else 0
-        return sizes_of(rows, c.width, F, max(parts), self.model.dtype, self.dtype)
+        return sizes_of(rows, c.width, F, parts, self.model.dtype, self.dtype)
 
     def start(self, want: str, image: Tensor, y: Tensor, arena: Arena | None = None) -> None:
         """Starts every launch of a forward in order, on an arena's buffers or new ones."""
@@ -277,9 +271,7 @@ class GpuEngine(Engine):
     def _embed(self, image: Tensor, positions: Positions, buffers: Buffers) -> Stream:
         c, ends = self.config, self._ends
         mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)
-        patches = buffers.S - c.prefix_tokens
-        width = patch_embed.part_width(ends.filters, buffers.B * patches)
-        stream = buffers.stream(buffers.S, width)
+        stream = buffers.stream(buffers.S, moments.WIDTH)
         patch_embed.embed(
             stream.x, image, ends.filters, ends.filter_bias, positions.prefix, positions.position,
             mean, std, moments=stream.parts,
@@ -294,7 +286,7 @@ class GpuEngine(Engine):
         self, block: Block, stream: Stream, bias: Tensor | None, queries: int, buffers: Buffers,
         result: Tensor | None,
     ) -> Stream:  # fmt: skip
-        c, B = self.config, buffers.B
+        c = self.config
         qkv = buffers.qkv(c.heads)
         self._folded(block.qkv, stream, qkv, "none")
         if block.qk_norm is not None:
@@ -303,15 +295,14 @@ class GpuEngine(Engine):
         attention.attend(
             qkv, y, None, bias, c.head_dim**-0.5, 0.0, None, None, queries,
         )  # fmt: skip
-        width = linear_residual.part_width(block.projection[0], B * queries)
-        middle = buffers.stream(queries, width)
+        middle = buffers.stream(queries, moments.WIDTH)
         weight, shift, gamma = block.projection
         linear_residual.residual_linear(
             y.flatten(2), weight, shift, stream.x[:, :queries], gamma, middle.x, middle.parts
         )
         hidden = buffers.hidden(block.fc1.weight.shape[0], queries)
         self._folded(block.fc1, middle, hidden, c.activation)
-        after = buffers.stream(queries, width, result)
+        after = buffers.stream(queries, moments.WIDTH, result)
         weight, shift, gamma = block.fc2
         linear_residual.residual_linear(
             hidden, weight, shift, middle.x, gamma, after.x, after.parts

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..config import ViTConfig
+from ..gpu import tiles
 from ..gpu.launch import Launch, Recorder, Variant, executing
 from ..model import ViT
 from ..precision import PRECISIONS
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from .gpu import GpuEngine
 
 MODELS = ("Ti/16", "S/16", "B/16", "L/16", "S/14", "B/14", "L/14", "H/14")
-BATCHES = (1, 8, 64)  # one for each bucket of rows in gpu/configs.py, and more
+BATCHES = (1, 8, 64)  # one for each bucket of sizes in gpu/configs.py, and more
+EVERY_TILE = 8  # the batch whose GEMMs are built with every tile that a size could get
 
 
 class Mixture(NamedTuple):
@@ -149,9 +151,9 @@ def _images(case: Case, model: ViT) -> Tensor:
 SOURCES: list[Callable[[Case, Recorder], None]] = [operator_launches, engine_launches]
 
 
-def launches(case: Case, arch: str) -> list[Launch]:
-    """All launches of a case on an architecture, in order."""
-    recorder = Recorder(arch, MIXTURES[case.precision].tf32)
+def launches(case: Case, arch: str, tile: int | None = None) -> list[Launch]:
+    """All launches of a case on an architecture, in order; the GEMMs with tile number `tile`."""
+    recorder = Recorder(arch, MIXTURES[case.precision].tf32, tile=tile)
     for source in SOURCES:
         source(case, recorder)
     return recorder.launches
@@ -166,6 +168,7 @@ def variants(
     """What has to be compiled for an architecture, each once, in the order of first use."""
     found: dict[str, Variant] = {}
     for case in cases(models, precisions, backward):
-        for one in launches(case, arch):
-            found.setdefault(one.variant.name, one.variant)
+        for tile in range(tiles.most(arch)) if case.batch == EVERY_TILE else (None,):
+            for one in launches(case, arch, tile):
+                found.setdefault(one.variant.name, one.variant)
     return list(found.values())

@@ -1,9 +1,9 @@
 """The launch table: block sizes, warps and pipeline stages per kernel, architecture and shape.
 
-No autotuning at run time: a launch takes the first row that fits, so results are reproducible and
-the ahead-of-time build knows every binary that can be asked for. Each row has its reason. No row
-has been timed on a GPU yet: the reasons are what the machine code shows (registers, shared memory,
-instruction mix: docs/gpu_kernels.md).
+No autotuning at run time: a launch takes the first row that fits (the GEMMs, gpu/tiles.py, the tile
+of the fewest clocks), so results are reproducible and the ahead-of-time build knows every binary
+that can be asked for. Each row has its reason. No row has been timed on a GPU yet: the reasons are
+what the machine code shows (registers, shared memory, instruction mix: docs/gpu_kernels.md).
 """
 
 from __future__ import annotations
@@ -26,54 +26,42 @@ class Row(NamedTuple):
     num_stages: int
     why: str
     archs: tuple[str, ...] = ARCHS
-    bits: tuple[int, ...] = (16, 32)  # of the matrices' elements
+    bits: tuple[int, ...] = (16, 32)  # of the matrices' elements; 19: fp32 multiplied as tf32
     upto: Mapping[str, int] = {}  # the bucket: the largest sizes it serves, by axis letter
+    rate: float = 1.0  # of a GEMM's tile: the share of the tensor cores' peak it can reach
 
 
 # kernel -> its rows, the special ones first; the last row must fit everything
 TABLE: dict[str, tuple[Row, ...]] = {}
 
 
-# ---- GEMMs: norm_linear, folded_linear, linear_residual and their gradients ----
+# ---- weight gradients; the tiles of the other GEMMs are in gpu/tiles.py ----
 
-# 64 x 32 or 64 x 64 of a tile per warp: at most 6 or 8 ldmatrix feed 16 or 32 tensor instructions,
-# three quarters of the shared memory's rate. Eight warps leave the epilogue (erf, masks) enough
-# registers.
 _MMA = ("sm_80", "sm_86", "sm_89", "sm_120", "gfx942")
 _WGMMA = ("sm_90", "sm_100")  # wgmma and tcgen05 read shared memory themselves
-_SMALL = Row(
-    {"BM": 64, "BN": 64, "BK": 64, "GROUP": 8}, 4, 4, "few rows: four times as many programs",
-    ARCHS, (16,), {"M": 512},
-)  # fmt: skip
 _WIDE_TILE = Row(
     {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8}, 8, 3,
     "operands come from shared memory: 64 x 256 per instruction halves a 128-wide tile's reads",
     _WGMMA, (16,),
 )  # fmt: skip
 _EIGHT = Row(
-    {"BM": 128, "BN": 128, "BK": 64, "GROUP": 8}, 8, 3, "no spills in the epilogue", _MMA, (16,)
-)
-_FOUR = _EIGHT._replace(num_warps=4, archs=("sm_80", "gfx942"))
-_FP32 = Row(
-    {"BM": 64, "BN": 64, "BK": 32, "GROUP": 8}, 4, 3,
-    "three tf32 matmuls a step leave registers for 64 x 64 only", ARCHS, (32,),
+    {"BM": 128, "BN": 128, "BK": 64, "GROUP": 8}, 8, 3,
+    "no spills; below half of sm_80's tensor rate 64 x 32 per warp is enough", _MMA, (16,),
 )  # fmt: skip
-_NORMED = _FOUR._replace(
-    why="normalising A twice, once for each half of the columns, would fill its 64 fp32 lanes"
-)
-TABLE["norm_linear"] = (_SMALL, _WIDE_TILE, _NORMED, _EIGHT, _FP32)
-TABLE["folded_linear"] = (_SMALL, _WIDE_TILE, _EIGHT, _FP32)
-TABLE["linear_residual"] = (_SMALL, _WIDE_TILE, _EIGHT, _FP32)
-TABLE["input_gradient"] = (_SMALL, _WIDE_TILE, _EIGHT, _FP32)
 TABLE["weight_gradient"] = (
     _WIDE_TILE,
-    _FOUR._replace(
+    _EIGHT._replace(
+        num_warps=4,
         why="64 x 64 per warp: transposed operands take the shared memory's whole rate",
+        archs=("sm_80", "gfx942"),
         upto={"odd": 0},
     ),
-    _EIGHT._replace(why="no spills; below half of sm_80's tensor rate 64 x 32 per warp is enough"),
-    _FP32._replace(num_stages=2, why="a third stage costs instructions that the tensor cores need"),
-)
+    _EIGHT,
+    Row(
+        {"BM": 64, "BN": 64, "BK": 32, "GROUP": 8}, 4, 2,
+        "a third stage costs instructions that the tensor cores need", ARCHS, (32,),
+    ),
+)  # fmt: skip
 TABLE["join_gradients"] = (
     Row({"BM": 4, "BN": 256}, 4, 2, "one pass over the shares, 16 bytes a thread"),
 )

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..precision import torch_allows_tf32
-from . import configs, launch
+from . import configs, launch, tiles
 
 
 @triton.jit
@@ -148,8 +148,22 @@ def row_for(kernel: str, t: Tensor, **sizes: int) -> configs.Row:
     return configs.pick(kernel, launch.arch_of(t), 8 * t.element_size(), **sizes)
 
 
-def tiles(M: int, N: int, row: configs.Row) -> tuple[int]:
-    return (launch.cdiv(M, row.blocks["BM"]) * launch.cdiv(N, row.blocks["BN"]),)
+def tile_for(kernel: str, weight: Tensor, M: int, N: int) -> configs.Row:
+    """The launch table's tile for a GEMM with an (M, N) result: see tiles.py."""
+    executor = launch.executor_of(weight)
+    bits = 8 * weight.element_size()
+    if bits == 32 and precision_of(weight) == "tf32":
+        bits = tiles.TF32
+    tile = getattr(executor, "tile", None)
+    if tile is not None:
+        rows = tiles.fitting(kernel, executor.arch, bits)
+        return rows[min(tile, len(rows) - 1)]
+    processors = getattr(executor, "processors", None)
+    return tiles.choose(kernel, executor.arch, bits, M, N, processors)
+
+
+def grid(M: int, N: int, row: configs.Row) -> tuple[int]:
+    return (tiles.programs(row, M, N),)
 
 
 def even(K: int, row: configs.Row) -> bool:

@@ -173,9 +173,9 @@ def input_gradient(
     (M, N), K = grad.shape, weight.shape[1]
     dx = grad.new_empty(M, K, dtype=dtype or weight.dtype)
     hidden = None if pre is None else torch.empty_like(dx)
-    row = gemm.row_for("input_gradient", weight, M=M)
+    row = gemm.tile_for("input_gradient", weight, M, K)
     launch.launch(
-        input_gradient_kernel, gemm.tiles(M, K, row), row, ("dx", "hidden"),
+        input_gradient_kernel, gemm.grid(M, K, row), row, ("dx", "hidden"),
         grad=grad, weight=weight, gamma=gemm.vector(gamma), pre=pre, dx=dx, hidden=hidden,
         seed=seed if dropout_p else None, M=M, N=N, K=K, grad_stride=grad_stride,
         dropout=philox.limits(dropout_p),
@@ -198,7 +198,7 @@ def weight_gradient(
     (M, N), K = grad.shape, x.shape[1]
     odd = int(N % launch.ALIGNMENT > 0 or K % launch.ALIGNMENT > 0)  # narrow loads, more registers
     row = gemm.row_for("weight_gradient", weight, odd=odd)
-    (blocks,) = gemm.tiles(N, K, row)
+    (blocks,) = gemm.grid(N, K, row)
     step = row.blocks["BK"]
     splits = max(1, min(PROGRAMS // max(1, blocks), launch.cdiv(M, 4 * step)))
     rows_each = launch.cdiv(launch.cdiv(M, splits), step) * step

@@ -149,6 +149,9 @@ class Executor(Protocol):
     """What carries launches out; `arch` ("sm_80", "gfx942") chooses their settings.
 
     An attribute `tf32` (True, False) decides how fp32 is multiplied; without it torch's setting.
+    `processors` is the device's number of multiprocessors; without it that of the architecture's
+    usual board. With `tile` the GEMMs take the table's tile of that number (tiles.py), whatever
+    their sizes.
     """
 
     arch: str
@@ -159,8 +162,14 @@ class Executor(Protocol):
 class Recorder:
     """Writes launches down instead of running them; tensors may be on the meta device."""
 
-    def __init__(self, arch: str, tf32: bool | None = None) -> None:
-        self.arch, self.tf32 = arch, tf32
+    def __init__(
+        self,
+        arch: str,
+        tf32: bool | None = None,
+        processors: int | None = None,
+        tile: int | None = None,
+    ) -> None:
+        self.arch, self.tf32, self.processors, self.tile = arch, tf32, processors, tile
         self.launches: list[Launch] = []
 
     def run(self, launch: Launch) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from . import launch
 from .gemm import channel as channels
 from .gemm import row_for, rows_of, vector
-from .moments import store as store_moments
+from .moments import store_row
 from .sums import sum_parts
 
 ROWS = 64  # of one backward program: D * 8 bytes of partial sums for every 64 rows of x and grad
@@ -55,7 +55,7 @@ def layernorm_forward(
         out = out.to(y.dtype.element_ty)
         tl.store(y + rows[:, None] * D + columns[None, :], out, mask=mask)
         if moments is not None:
-            store_moments(moments, 0, rows, live, out, columns, M, D, BD)
+            store_row(moments, rows, live, out, inside, D)
 
 
 @triton.jit(do_not_specialize=["M"])

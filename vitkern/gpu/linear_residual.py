@@ -25,7 +25,7 @@ def linear_residual_forward(
     residual,  # (M, N) by rows
     gamma,  # (N,) or None
     y,  # (M, N)
-    parts,  # (ceil(N / BN), M, 2) fp32: moments of y, or None
+    parts,  # (ceil(N / WIDTH), M, 2) fp32: moments of y, or None
     element_seed,  # (1,) int64: dropout, or None
     path_seed,  # (1,) int64: drop-path, or None
     M, N, K, S, x_stride, residual_stride,
@@ -59,7 +59,7 @@ def linear_residual_forward(
     stored = out.to(y.dtype.element_ty)
     tl.store(y + row * N + columns[None, :], stored, mask=mask)
     if parts is not None:
-        moments.store(parts, block_n, rows, rows < M, stored, columns, M, N, BN)
+        moments.store(parts, block_n, rows, rows < M, stored, columns, M, N, BM, BN)
 
 
 def forward(n, results, x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed) -> None:
@@ -85,9 +85,9 @@ def residual_linear(
     (x, x_stride), weight = gemm.rows_of(x), weight.contiguous()
     residual, residual_stride = gemm.rows_of(residual)
     (M, K), N = x.shape, weight.shape[0]
-    row = gemm.row_for("linear_residual", weight, M=M)
+    row = gemm.tile_for("linear_residual", weight, M, N)
     launch.launch(
-        linear_residual_forward, gemm.tiles(M, N, row), row, ("y", "parts"),
+        linear_residual_forward, gemm.grid(M, N, row), row, ("y", "parts"),
         x=x, weight=weight, bias=gemm.vector(bias), residual=residual,
         gamma=gemm.vector(gamma), y=y, parts=parts,
         element_seed=seed if dropout_p else None, path_seed=seed if drop_path_p else None,
@@ -95,11 +95,6 @@ def residual_linear(
         dropout=philox.limits(dropout_p), drop_path=philox.limits(drop_path_p),
         EVEN=gemm.even(K, row), QUADS=N % 4 == 0, PRECISION=gemm.precision_of(weight),
     )  # fmt: skip
-
-
-def part_width(weight: Tensor, M: int) -> int:
-    """Columns that one part of the moments covers when M rows are written."""
-    return gemm.row_for("linear_residual", weight, M=M).blocks["BN"]
 
 
 def backward(grad, args, saved, needs) -> list[Tensor]:

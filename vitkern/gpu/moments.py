@@ -1,40 +1,87 @@
 """Row statistics handed from the kernel that writes a row to the one that normalises it.
 
-A block that writes BN columns of a row leaves their sum and their squared deviations from their own
-mean: moments (parts, M, 2) fp32, parts = ceil(D / BN). The reader joins the parts (Chan's formula),
-so that LayerNorm costs no pass over the row of its own, and large means cancel nothing.
+A block leaves for every PART columns of a row their sum and their squared deviations from their own
+mean: moments (parts, M, 2) fp32, parts = ceil(D / PART). The reader joins the parts (Chan's
+formula), so that LayerNorm costs no pass over the row of its own, and large means cancel nothing.
+
+A GEMM's tile depends on the number of rows, the statistics must not: parts are WIDTH columns
+wide whatever the tile, and their sums are added in one order whatever layout the compiler gives it.
 """
 
 import triton
 import triton.language as tl
 
+WIDTH = 32  # columns of the narrowest tile of a GEMM, and of a part that GEMMs leave
+_WIDTH = tl.constexpr(WIDTH)
+_AT_ONCE = tl.constexpr(8)  # parts whose loads are in flight together
+
 
 @triton.jit
-def store(moments, part, rows, live, y, columns, M, D, BN: tl.constexpr):
-    """Leave the moments of y (BM, BN), the values as stored; `live` (BM,) are the real rows."""
-    inside = columns[None, :] < D
-    y = tl.where(inside, y.to(tl.float32), 0.0)
-    width = tl.cast(tl.minimum(BN, D - part * BN), tl.float32)
+def _sums(x, BM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr):
+    """Sums over the last axis of x (BM, PARTS, PART), (BM, PARTS), in one order.
+
+    The right half is added to the left one until one column is left: a sum of two has one order,
+    that of more (tl.sum) is the layout's. Neighbours, which lie in other threads, meet last.
+    """
+    HALF: tl.constexpr = PART // 2
+    x = tl.sum(tl.reshape(x, (BM, PARTS, 2, HALF)), 2)
+    if HALF == 1:
+        return tl.reshape(x, (BM, PARTS))
+    else:
+        return _sums(x, BM, PARTS, HALF)
+
+
+@triton.jit
+def store(moments, block, rows, live, y, columns, M, D, BM: tl.constexpr, BN: tl.constexpr):
+    """Leave the moments of y (BM, BN), a row's columns from block * BN on, as they are stored.
+
+    `live` (BM,) are the real rows. Parts are WIDTH columns wide.
+    """
+    PART: tl.constexpr = _WIDTH
+    PARTS: tl.constexpr = BN // PART
+    inside = tl.reshape((columns < D)[None, :], (1, PARTS, PART))
+    y = tl.where(inside, tl.reshape(y.to(tl.float32), (BM, PARTS, PART)), 0.0)
+    part = block * PARTS + tl.arange(0, PARTS)
+    width = tl.maximum(tl.minimum(PART, D - part * PART), 1).to(tl.float32)
+    total = _sums(y, BM, PARTS, PART)
+    away = tl.where(inside, y - (total / width[None, :])[:, :, None], 0.0)
+    squares = _sums(away * away, BM, PARTS, PART)
+    at = moments + (part.to(tl.int64)[None, :] * M + rows[:, None]) * 2
+    mask = live[:, None] & (part * PART < D)[None, :]
+    # As vectors: no tile of a matrix, of which the machine code's gate wants 128-bit stores.
+    at, mask = tl.reshape(at, (BM * PARTS,)), tl.reshape(mask, (BM * PARTS,))
+    tl.store(at, tl.reshape(total, (BM * PARTS,)), mask=mask)
+    tl.store(at + 1, tl.reshape(squares, (BM * PARTS,)), mask=mask)
+
+
+@triton.jit
+def store_row(moments, rows, live, y, inside, D):
+    """The same of whole rows y (BM, BD) in one part, by a kernel with one layout for every M."""
+    y = tl.where(inside[None, :], y.to(tl.float32), 0.0)
     total = tl.sum(y, 1)
-    away = tl.where(inside, y - (total / width)[:, None], 0.0)
-    at = moments + (tl.cast(part, tl.int64) * M + rows) * 2
-    tl.store(at, total, mask=live)
-    tl.store(at + 1, tl.sum(away * away, 1), mask=live)
+    away = tl.where(inside[None, :], y - (total / D)[:, None], 0.0)
+    tl.store(moments + rows * 2, total, mask=live)
+    tl.store(moments + rows * 2 + 1, tl.sum(away * away, 1), mask=live)
 
 
 @triton.jit
 def load(moments, rows, live, M, D, eps, PART: tl.constexpr):
-    """Mean and 1 / sqrt(var + eps) of each row: (BM,), (BM,); PART is the writer's BN."""
+    """Mean and 1 / sqrt(var + eps) of each row: (BM,), (BM,); PART is the writer's."""
     parts = tl.cdiv(D, PART)
     at = moments + rows.to(tl.int64) * 2
     step = tl.cast(M, tl.int64) * 2
     total = tl.zeros(rows.shape, tl.float32)
-    for part in range(parts):
-        total += tl.load(at + part * step, mask=live, other=0.0)
+    for first in range(0, parts, _AT_ONCE):
+        for part in tl.static_range(_AT_ONCE):
+            some = live & (first + part < parts)
+            total += tl.load(at + (first + part) * step, mask=some, other=0.0)
     mean = total / D
     squares = tl.zeros(rows.shape, tl.float32)
-    for part in range(parts):
-        width = tl.cast(tl.minimum(PART, D - part * PART), tl.float32)
-        away = tl.load(at + part * step, mask=live, other=0.0) / width - mean
-        squares += tl.load(at + part * step + 1, mask=live, other=0.0) + width * away * away
+    for first in range(0, parts, _AT_ONCE):
+        for part in tl.static_range(_AT_ONCE):
+            some = live & (first + part < parts)
+            width = tl.maximum(tl.minimum(PART, D - (first + part) * PART), 1).to(tl.float32)
+            away = tl.load(at + (first + part) * step, mask=some, other=0.0) / width - mean
+            inner = tl.load(at + (first + part) * step + 1, mask=some, other=0.0)
+            squares += tl.where(some, inner + width * away * away, 0.0)
     return mean, tl.math.rsqrt(squares / D + eps)

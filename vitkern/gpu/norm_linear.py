@@ -113,9 +113,9 @@ def normalised_linear(
     """y = dropout(activation(pre)), pre = layernorm(x) weight^T + bias, for known statistics."""
     (x, x_stride), weight = gemm.rows_of(x), weight.contiguous()
     (M, K), N = x.shape, weight.shape[0]
-    row = gemm.row_for("norm_linear", weight, M=M)
+    row = gemm.tile_for("norm_linear", weight, M, N)
     launch.launch(
-        norm_linear_forward, gemm.tiles(M, N, row), row, ("y", "pre"),
+        norm_linear_forward, gemm.grid(M, N, row), row, ("y", "pre"),
         x=x, stats=stats, norm_weight=gemm.vector(norm_weight), norm_bias=gemm.vector(norm_bias),
         weight=weight, bias=gemm.vector(bias), y=y, pre=pre, seed=seed if dropout_p else None,
         M=M, N=N, K=K, x_stride=x_stride, dropout=philox.limits(dropout_p),
@@ -168,9 +168,9 @@ def folded_linear(
     """y (M, N) of x (M, K) by rows, whose moments its writer left (see the file's header)."""
     x, x_stride = gemm.rows_of(x)
     (M, K), N = x.shape, weight.shape[0]
-    row = gemm.row_for("folded_linear", weight, M=M)
+    row = gemm.tile_for("folded_linear", weight, M, N)
     launch.launch(
-        folded_linear_forward, gemm.tiles(M, N, row), row, ("y",),
+        folded_linear_forward, gemm.grid(M, N, row), row, ("y",),
         x=x, parts=parts, weight=weight, sums=sums, bias=bias, y=y, M=M, N=N, K=K,
         x_stride=x_stride, eps=eps, PART=part_width, ACTIVATION=activation, EVEN=gemm.even(K, row),
         PRECISION=gemm.precision_of(weight),

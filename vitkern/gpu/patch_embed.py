@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from . import gemm, launch, philox, pixels
-from .moments import store as store_moments
+from . import moments as row_moments
 from .patch_embed_backward import backward
 
-__all__ = ["backward", "embed", "forward", "part_width"]
+__all__ = ["backward", "embed", "forward"]
 
 # Beyond so many patches a filter bank that lies in another order than the pixels is reordered
 # first (a launch, two passes over W) instead of gathered by every row of tiles.
@@ -57,19 +57,19 @@ def _matmul(
 
 @triton.jit
 def _finish(
-    out, y, moments, seed, rows, live, columns, part, M, D, dropout,
-    QUADS: tl.constexpr, BN: tl.constexpr,
+    out, y, moments, seed, rows, live, columns, block, M, D, dropout,
+    QUADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Dropout, then the tile's place in y, and what the first LayerNorm wants to know of it."""
     if seed is not None:
         limit, scale = dropout
-        kept = philox.keep_tile(seed, rows, part * BN, D, limit, philox.ELEMENTS, BN, QUADS)
+        kept = philox.keep_tile(seed, rows, block * BN, D, limit, philox.ELEMENTS, BN, QUADS)
         out = tl.where(kept, out * scale, 0.0)
     out = out.to(y.dtype.element_ty)
     at = y + rows.to(tl.int64)[:, None] * D + columns[None, :]
     tl.store(at, out, mask=live[:, None] & (columns < D)[None, :])
     if moments is not None:
-        store_moments(moments, part, rows, live, out, columns, M, D, BN)
+        row_moments.store(moments, block, rows, live, out, columns, M, D, BM, BN)
 
 
 @triton.jit(do_not_specialize=["B", "patches", "T", "dropout", "seed"])
@@ -90,9 +90,9 @@ def patch_embed_forward(
     GATHER: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    parts = tl.cdiv(D, BN)
-    block, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    columns = part * BN + tl.arange(0, BN)
+    blocks_n = tl.cdiv(D, BN)
+    block, block_n = tl.program_id(0) // blocks_n, tl.program_id(0) % blocks_n
+    columns = block_n * BN + tl.arange(0, BN)
     inside = (columns < D)[None, :]
     prefix_stride, position_stride = row_strides
     N = patches[0]
@@ -113,7 +113,10 @@ def patch_embed_forward(
             at = position + n.to(tl.int64)[:, None] * position_stride + columns[None, :]
             out += tl.load(at, mask=inside, other=0.0).to(tl.float32)
         rows = b * S + T + n
-        _finish(out, y, moments, seed, rows, live, columns, part, B * S, D, dropout, QUADS, BN)
+        _finish(
+            out, y, moments, seed, rows, live, columns, block_n, B * S, D, dropout,
+            QUADS, BM, BN,
+        )  # fmt: skip
     elif prefix is not None:
         rows = (block - blocks) * BM + tl.arange(0, BM)
         live = rows < B * T
@@ -121,12 +124,10 @@ def patch_embed_forward(
         at = prefix + (rows % T).to(tl.int64)[:, None] * prefix_stride + columns[None, :]
         out = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         rows = (rows // T) * S + rows % T
-        _finish(out, y, moments, seed, rows, live, columns, part, B * S, D, dropout, QUADS, BN)
-
-
-def part_width(weight: Tensor, rows: int) -> int:
-    """Columns of y behind one entry of `moments`, for an image of `rows` patches in all."""
-    return gemm.row_for("patch_embed_forward", weight, M=rows).blocks["BN"]
+        _finish(
+            out, y, moments, seed, rows, live, columns, block_n, B * S, D, dropout,
+            QUADS, BM, BN,
+        )  # fmt: skip
 
 
 def _filters(weight: Tensor, order: str, rows: int) -> tuple[Tensor, bool]:
@@ -154,7 +155,7 @@ def embed(
 ) -> None:
     """patch_embed into y (B, S, D), and its rows' statistics into `moments`, if given.
 
-    moments is (ceil(D / W), B * S, 2) fp32 with W = part_width(weight, B * N); see gpu/moments.py.
+    moments is (ceil(D / WIDTH), B * S, 2) fp32 with gpu/moments.py's WIDTH.
     Channels-last images want channels-last filters (weight.to(memory_format=torch.channels_last)),
     which a plan keeps; others are brought into order here.
     """

@@ -186,7 +186,7 @@ def _image_gradient(dimage: Tensor, weight: Tensor, std: Tensor | None, shared: 
     M, P, D = dimage.shape[0] * seen["patches"][0], weight.shape[1:].numel(), shared["D"]
     row = gemm.row_for("patch_embed_image_gradient", weight, M=M)
     launch.launch(
-        patch_embed_image_gradient, gemm.tiles(M, P, row), row, ("dimage",),
+        patch_embed_image_gradient, gemm.grid(M, P, row), row, ("dimage",),
         dimage=dimage, weight=weight.contiguous(), std=None if std is None else std.contiguous(),
         M=M, EVEN=gemm.even(D, row), PRECISION=gemm.precision_of(weight), **seen, **shared,
     )  # fmt: skip

@@ -310,7 +310,7 @@ def statistics(x, parts, y, M, D, eps, BN: tl.constexpr):
         columns = part * BN + tl.arange(0, BN)
         inside = live[:, None] & (columns < D)[None, :]
         tile = tl.load(x + rows[:, None] * D + columns[None, :], mask=inside, other=0.0)
-        moments.store(parts, part, rows, live, tile, columns, M, D, BN)
+        moments.store(parts, part, rows, live, tile, columns, M, D, 4, BN)
     mean, rstd = moments.load(parts, rows, live, M, D, eps, BN)
     tl.store(y + rows, mean, mask=live)
     tl.store(y + M + rows, rstd, mask=live)

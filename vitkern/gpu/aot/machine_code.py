@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from ..hardware import CHIPS, Occupancy, occupancy
 from . import disassembly, triton_ir
 from .disassembly import Block, Instruction
-from .hardware import CHIPS, Occupancy, occupancy
 from .triton_ir import Asked
 
 # ---- what an instruction costs -------------------------------------------------------------------

@@ -29,6 +29,7 @@ class DeviceExecutor:
         self.real_arch = arch_name(device)
         built_for = store.arch_for(self.real_arch) if store is not None else None
         self.arch = nearest_arch(built_for or self.real_arch)  # whose settings are used
+        self.processors: int = torch.cuda.get_device_properties(device).multi_processor_count
         self._compiled = 0  # launches that Triton's compiler served
         self._kernels: dict[Variant, Any] = {}  # which it compiled
         self._binaries: binary.BinaryExecutor | None = None

@@ -21,7 +21,7 @@ from .binary import BinaryExecutor
 
 def record(executor: Executor, tf32: bool | None, forward: Callable[[], None]) -> list[Launch]:
     """The launches that `forward` makes, none of them carried out."""
-    recorder = Recorder(executor.arch, tf32)
+    recorder = Recorder(executor.arch, tf32, getattr(executor, "processors", None))
     with executing(recorder):
         forward()
     return recorder.launches

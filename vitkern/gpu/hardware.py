@@ -24,7 +24,11 @@ Sources
   [GB202]    NVIDIA RTX Blackwell whitepaper: RTX PRO 6000, 503.8 TFLOPS / 188 SM / 2.62 GHz.
              GeForce: half.
   [CDNA3]    AMD CDNA 3 whitepaper and ISA guide: MI300X, 1307 TFLOPS (bf16) and 163 TFLOPS (fp32)
-             / 304 CU / 2.1 GHz; 512 registers a lane, 8 waves a SIMD, 64 KiB of LDS.
+             / 304 CU / 2.1 GHz; 512 registers a lane, 8 waves a SIMD, 64 KiB of LDS; L2 reads of
+             2 KiB a clock for each 38 CU.
+  [L2]       A100 architecture whitepaper: 5120 bytes per clock. No vendor's number for the others:
+             H100 is given as many, B200 twice that (two dies); 4090s are measured at about 5 TB/s
+             (2 KiB per clock), which is taken for sm_86, sm_89 and sm_120.
 Where boards of an architecture differ, the fastest is taken: on a slower one the tensor cores take
 longer, so that everything else limits them less.
 """
@@ -55,19 +59,63 @@ class Chip(NamedTuple):
     shared_bytes: int = 128  # per clock: 32 banks of 4 bytes; L1's data path too  [limits]
     issue: int = 4  # warp instructions per clock: one per scheduler  [limits]
     tensor_columns: int = 512  # of tensor memory (tcgen05)
+    processors: int = 1  # of the board
+    l2: float = 64.0  # bytes per clock from L2 for one processor, when all of them read  [L2]
 
 
 _KIB = 1024
 _AMD = {"reserved": 0, "registers": 512 * 64 * 4, "registers_thread": 512, "warp_size": 64}
 CHIPS = {
-    "sm_80": Chip("A100", 64, 32, 164 * _KIB, 163 * _KIB, 2048, 2048, 64),  # [A100]
-    "sm_86": Chip("A40", 48, 16, 100 * _KIB, 99 * _KIB, 1024, 1024, 128),  # [GA102]
-    "sm_89": Chip("L40S", 48, 24, 100 * _KIB, 99 * _KIB, 1024, 1024, 128),  # [AD102]
-    "sm_90": Chip("H100", 64, 32, 228 * _KIB, 227 * _KIB, 4096, 2576, 128),  # [H100] [mma]
-    "sm_100": Chip("B200", 64, 32, 228 * _KIB, 227 * _KIB, 8192, 2576, 128),  # [B200] [mma]
-    "sm_120": Chip("RTX PRO 6000", 48, 24, 100 * _KIB, 99 * _KIB, 1024, 1024, 128),  # [GB202]
-    "gfx942": Chip("MI300X", 32, 32, 64 * _KIB, 64 * _KIB, 2048, 2048, 128, **_AMD),  # [CDNA3]
+    "sm_80": Chip(
+        "A100", 64, 32, 164 * _KIB, 163 * _KIB, 2048, 2048, 64, processors=108, l2=5120 / 108
+    ),  # [A100]
+    "sm_86": Chip(
+        "A40", 48, 16, 100 * _KIB, 99 * _KIB, 1024, 1024, 128, processors=84, l2=2048 / 84
+    ),  # [GA102]
+    "sm_89": Chip(
+        "L40S", 48, 24, 100 * _KIB, 99 * _KIB, 1024, 1024, 128, processors=142, l2=2048 / 128
+    ),  # [AD102]
+    "sm_90": Chip(
+        "H100", 64, 32, 228 * _KIB, 227 * _KIB, 4096, 2576, 128, processors=132, l2=5120 / 132
+    ),  # [H100] [mma]
+    "sm_100": Chip(
+        "B200", 64, 32, 228 * _KIB, 227 * _KIB, 8192, 2576, 128, processors=148, l2=10240 / 148
+    ),  # [B200] [mma]
+    "sm_120": Chip(
+        "RTX PRO 6000",
+        48,
+        24,
+        100 * _KIB,
+        99 * _KIB,
+        1024,
+        1024,
+        128,
+        processors=188,
+        l2=2048 / 128,
+    ),  # [GB202]
+    "gfx942": Chip(
+        "MI300X",
+        32,
+        32,
+        64 * _KIB,
+        64 * _KIB,
+        2048,
+        2048,
+        128,
+        processors=304,
+        l2=2048 / 38,
+        **_AMD,
+    ),  # [CDNA3]
 }
+
+
+def flops(arch: str, bits: int) -> float:
+    """Of GEMMs, per clock and multiprocessor, by the operands' bits: 16, 19 (tf32) or 32.
+
+    fp32 is three tf32 matmuls on NVIDIA (configs.dot_precision), AMD's matrix cores have their own.
+    """
+    slower = {16: 1, 19: 2, 32: 6 if arch.startswith("sm_") else 8}
+    return CHIPS[arch].tensor / slower[bits]
 
 
 class Occupancy(NamedTuple):

@@ -1,0 +1,120 @@
+"""The GEMMs' tiles: which one is chosen, and that results do not depend on the choice."""
+
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from tests.evidence.interpreter import Interpreter
+from tests.model.tiny_models import tiny
+from vitkern.engines import trace
+from vitkern.engines.gpu import GpuEngine
+from vitkern.gpu import configs, gemm, hardware, tiles
+from vitkern.gpu.launch import Recorder, executing
+
+BITS = {"bf16": 16, "fp16": 16, "tf32": tiles.TF32, "fp32": 32}
+
+
+class Device(Interpreter):
+    """The interpreter with a number of processors, or with one tile for all GEMMs."""
+
+    def __init__(self, arch, processors=None, tile=None):
+        super().__init__(arch)
+        self.processors, self.tile = processors, tile
+
+
+def logits(model, image, precision, device):
+    engine = GpuEngine(model, precision, device)
+    y = torch.empty(image.shape[0], model.config.classes, dtype=model.dtype)
+    with torch.no_grad(), executing(device):
+        device.tf32 = precision == "tf32"
+        engine.start("logits", image, y)
+    return y
+
+
+@pytest.mark.parametrize("precision", BITS)
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90", "gfx942"))
+def test_every_tile_gives_the_same_bits(arch, precision):
+    """Also the statistics of LayerNorm, which the tiles' programs leave for their readers."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    model = tiny(dtype).eval()
+    c = model.config
+    sides = c.image_size if isinstance(c.image_size, tuple) else (c.image_size, c.image_size)
+    image = torch.randn(2, c.channels, *sides).to(dtype)
+    count = len(tiles.fitting("folded_linear", arch, BITS[precision]))
+    assert count > 1
+    first, *others = (
+        logits(model, image, precision, Device(arch, tile=tile)) for tile in range(count)
+    )
+    for other in others:
+        assert torch.equal(other, first)
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90"))
+def test_a_sample_does_not_depend_on_its_batch(arch):
+    """On a GPU of four processors, where two batches of a tiny model get different tiles."""
+    model = tiny(torch.bfloat16, width=256, heads=4).eval()
+    c = model.config
+    sides = c.image_size if isinstance(c.image_size, tuple) else (c.image_size, c.image_size)
+    image = torch.randn(8, c.channels, *sides).bfloat16()
+    chosen = {
+        tuple(tiles.choose("linear_residual", arch, 16, B * c.tokens, c.width, 4).blocks.items())
+        for B in (1, 8)
+    }
+    assert len(chosen) == 2, "the test needs sizes with different tiles"
+    whole = logits(model, image, "bf16", Device(arch, processors=4))
+    for alone in (image[:1], image[5:6], image[2:5]):
+        found = logits(model, alone, "bf16", Device(arch, processors=4))
+        at = next(i for i in range(8) if torch.equal(image[i], alone[0]))
+        assert torch.equal(found, whole[at : at + len(alone)])
+
+
+@pytest.mark.parametrize("arch", configs.ARCHS)
+@pytest.mark.parametrize("kernel, bits", [*itertools.product(tiles.TILES, (16, tiles.TF32, 32))])
+def test_tiles_differ_in_what_does_not_change_results_alone(arch, kernel, bits):
+    rows = tiles.fitting(kernel, arch, bits)
+    assert len({row.blocks["BK"] for row in rows}) == 1, "the order of the sum over K"
+    if arch in ("sm_90", "sm_100"):  # wgmma and tcgen05; a smaller tile would be mma.sync
+        assert min(row.blocks["BM"] for row in rows) >= 64
+    assert min(row.blocks["BN"] for row in rows) >= 32, "the columns of a part of the moments"
+    sizes = [(row.blocks["BM"] * row.blocks["BN"]) for row in rows]
+    assert sizes == sorted(sizes, reverse=True), "the first of equal rows is the largest"
+    assert all(0 < row.rate <= 1 for row in rows)
+
+
+def test_the_device_s_processors_decide():
+    weight = torch.empty(768, 768, dtype=torch.bfloat16)
+    found = []
+    for processors in (16, 132):
+        with executing(Device("sm_90", processors)):
+            found.append(gemm.tile_for("linear_residual", weight, 1576, 768).blocks)
+    assert found[0]["BM"] * found[0]["BN"] > found[1]["BM"] * found[1]["BN"]
+    with executing(Interpreter("sm_90")):  # no number: the usual board's
+        usual = gemm.tile_for("linear_residual", weight, 1576, 768).blocks
+    assert hardware.CHIPS["sm_90"].processors == 132 and usual == found[1]
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90"))
+def test_the_ahead_of_time_list_has_every_tile_that_can_be_chosen(arch):
+    built = {variant.name for variant in trace.variants(arch, ("bf16", "tf32"), ("S/16",))}
+    for batch, processors, precision in itertools.product(
+        (1, 2, 3, 5, 17, 64), (20, 84, 132, 304), ("bf16", "tf32")
+    ):
+        recorder = Recorder(arch, trace.MIXTURES[precision].tf32, processors)
+        case = trace.Case("S/16", precision, batch)
+        for source in trace.SOURCES:
+            source(case, recorder)
+        missing = {one.variant.name for one in recorder.launches} - built
+        assert not missing, (batch, processors, precision)
+
+
+def test_arithmetic_of_waves():
+    row = configs.Row({"BM": 128, "BN": 256, "BK": 64}, 8, 3, "")
+    assert tiles.programs(row, 591, 768) == 15
+    assert tiles.waves(row, 591, 768, 132) == 1 and tiles.waves(row, 591, 768, 14) == 2
+    assert tiles.filled(row, 128, 256, 1) == 1
+    assert tiles.filled(row, 591, 768, 132) == pytest.approx(591 * 768 / (132 * 128 * 256))
+    compute = 2 * 128 * 256 / 4096
+    assert tiles.clocks(row, "sm_90", 16, 128, 256, 132) == compute
+    assert tiles.clocks(row, "sm_90", 16, 128 * 132, 256, 132) > compute  # all read L2 at once
