@@ -92,6 +92,8 @@ docs: $(VENV)/ready ## docs/ops.md from the operator table
 
 gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu_kernels.md, other Tritons: 2 hours
 	$(PY) tools/gpu_check.py $(ARGS)
+	$(PY) -m tools.gpu_waves --check
+	$(PY) -m tools.gpu_prediction --check
 	$(PY) -m pytest -q -m full tests/gpu/test_triton_versions.py
 
 clean: ## remove everything that make made, .venv included

@@ -124,7 +124,7 @@ class _Fused(torch.autograd.Function):
         return None, *grads
 
 
-class _FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):
     def __init__(self, counter: Eager) -> None:
         super().__init__()
         self.counter = counter
@@ -146,7 +146,7 @@ def count(config: ViTConfig, batch: int, training: bool) -> Counts:
     model = ViT(config, **META).train(training)
     image = torch.empty(batch, config.channels, config.image_size, config.image_size, **META)
     eager = Eager()
-    with torch.set_grad_enabled(training), _FusedAttention(eager), eager:
+    with torch.set_grad_enabled(training), FusedAttention(eager), eager:
         _step(model, model.reference_forward(image), training)
     recorder, others = Recorder("sm_80"), Eager()
     if training:
@@ -193,21 +193,24 @@ def tables() -> str:
     return text
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    check = parser.parse_args(arguments).check
+def update(begin: str, end: str, made: str, check: bool) -> int:
+    """Writes what was made between the page's markers; with `check`: 1 if it is not there."""
     text = PAGE.read_text()
-    inside = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.S)
+    inside = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
     if not inside.search(text):
-        raise SystemExit(f"{PAGE} has no {BEGIN} ... {END}")
-    made = tables()
-    new = inside.sub(lambda _: f"{BEGIN}\n{made}{END}", text)
+        raise SystemExit(f"{PAGE} has no {begin} ... {end}")
+    new = inside.sub(lambda _: f"{begin}\n{made}{end}", text)
     print(made)
     if check:
         return int(new != text)
     PAGE.write_text(new)
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    return update(BEGIN, END, tables(), parser.parse_args(arguments).check)
 
 
 if __name__ == "__main__":

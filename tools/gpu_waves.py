@@ -1,0 +1,172 @@
+"""The share of a GPU's time that the tiles of the GEMMs fill, for docs/gpu.md, with gates on it.
+
+    python -m tools.gpu_waves            # writes the table between the page's markers
+    python -m tools.gpu_waves --check    # status 1 if the page is old or a gate fails
+
+*Filled* is the share of the multiprocessors' time with work on elements of the result: what the
+last wave and the tiles' edges leave. *Rate* is the share of the tensor cores' peak that is left
+after the tile's own static ceiling and L2 as well, which is what the choice goes by: a tile that
+fills more can be the slower one. Arithmetic (gpu/tiles.py), not a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tools.gpu_traffic import update
+from vitkern.gpu import hardware, tiles
+from vitkern.gpu.configs import Row
+
+BEGIN, END = "<!-- wave table -->", "<!-- end of wave table -->"
+BOARDS = {  # name -> architecture, multiprocessors
+    "A100": ("sm_80", 108),
+    "RTX 4090": ("sm_89", 128),
+    "H100": ("sm_90", 132),
+    "B200": ("sm_100", 148),
+    "MI300X": ("gfx942", 304),
+}
+MODELS = {  # name -> width, tokens
+    "S/16": (384, 197),
+    "B/16": (768, 197),
+    "L/16": (1024, 197),
+    "B/16 at 384": (768, 577),
+}
+BATCHES = range(1, 257)
+SHOWN = (1, 2, 3, 4, 8, 16, 32, 64, 256)
+
+# Gates. The choice is within BEST of the least clocks that a tile of the set takes. Filled: ONE for
+# batch 1, and FULL in a share of MOST of the batches from 3 on. These two are floors just below
+# what the choice by clocks gives, so that it cannot fall: wherever it is lower than 55 % and 75 %,
+# the tile that fills more is the slower one (docs/gpu.md has the table, with both).
+BEST = 0.95  # of the least clocks that a tile of the set takes
+FULL = 0.75
+MOST = {"S/16": 0.78, "B/16": 0.9, "L/16": 0.93, "B/16 at 384": 0.98}
+ONE = {"S/16": 0.36, "B/16": 0.51, "L/16": 0.49, "B/16 at 384": 0.54}
+ONE_MI300X = {"S/16": 0.2, "B/16": 0.35, "L/16": 0.42, "B/16 at 384": 0.65}
+
+
+class Gemm(NamedTuple):
+    kernel: str
+    N: int
+    K: int
+
+
+def gemms(width: int) -> tuple[Gemm, ...]:
+    """Those of a block in a plan."""
+    return (
+        Gemm("folded_linear", 3 * width, width),
+        Gemm("linear_residual", width, width),
+        Gemm("folded_linear", 4 * width, width),
+        Gemm("linear_residual", width, 4 * width),
+    )
+
+
+Choice = Callable[[Gemm, str, int, int], Row]  # of a GEMM, on an architecture, for rows, processors
+
+
+def chosen(gemm: Gemm, arch: str, M: int, processors: int) -> Row:
+    return tiles.choose(gemm.kernel, arch, 16, M, gemm.N, processors)
+
+
+def by_rows(gemm: Gemm, arch: str, M: int, processors: int) -> Row:
+    """What the table said before: 64 x 64 up to 512 rows, then the largest tile."""
+    rows = tiles.fitting(gemm.kernel, arch, 16)
+    few = next(row for row in rows if (row.blocks["BM"], row.blocks["BN"]) == (64, 64))
+    return few if M <= 512 else rows[0]
+
+
+def fullest(gemm: Gemm, arch: str, M: int, processors: int) -> Row:
+    rows = tiles.fitting(gemm.kernel, arch, 16)
+    return max(rows, key=lambda row: tiles.filled(row, M, gemm.N, processors))
+
+
+class Share(NamedTuple):
+    """Of a block's GEMMs together."""
+
+    filled: float
+    rate: float  # of the tensor cores' peak
+
+
+def share(choice: Choice, arch: str, processors: int, width: int, M: int) -> Share:
+    work = time = clocks = 0.0
+    for gemm in gemms(width):
+        row = choice(gemm, arch, M, processors)
+        size = M * gemm.N * gemm.K
+        work += size
+        time += size / tiles.filled(row, M, gemm.N, processors)
+        clocks += gemm.K * tiles.clocks(row, arch, 16, M, gemm.N, processors)
+    return Share(work / time, 2 * work / (clocks * processors * hardware.flops(arch, 16)))
+
+
+def least_clocks(gemm: Gemm, arch: str, M: int, processors: int) -> float:
+    rows = tiles.fitting(gemm.kernel, arch, 16)
+    return min(tiles.clocks(row, arch, 16, M, gemm.N, processors) for row in rows)
+
+
+def complaints() -> Iterator[str]:
+    """The gates that fail, a line each."""
+    for model, (width, tokens) in MODELS.items():
+        for board, (arch, processors) in BOARDS.items():
+            full = 0
+            for batch in BATCHES:
+                M, where = batch * tokens, f"{model} on {board}, batch {batch}"
+                now = share(chosen, arch, processors, width, M)
+                for gemm in gemms(width):
+                    row = chosen(gemm, arch, M, processors)
+                    taken = tiles.clocks(row, arch, 16, M, gemm.N, processors)
+                    if BEST * taken > least_clocks(gemm, arch, M, processors):
+                        yield f"{where}: {gemm} has a tile that is faster than {dict(row.blocks)}"
+                if now.rate < share(by_rows, arch, processors, width, M).rate:
+                    yield f"{where}: slower than with the two tiles by rows"
+                least = (ONE_MI300X if board == "MI300X" else ONE)[model]
+                if batch == 1 and now.filled < least:
+                    yield f"{where}: filled {now.filled:.0%}, {least:.0%} are wanted"
+                full += batch >= 3 and now.filled >= FULL
+            count = len(BATCHES) - 2
+            if full < MOST[model] * count:
+                yield f"{model} on {board}: {full} of {count} batches from 3 on filled {FULL:.0%}"
+
+
+def table() -> str:
+    """Markdown: filled and rate, before and now, with the fullest tiles beside."""
+    text = "| ViT-B/16 | batch | filled before | now | fullest | rate before | now | fullest |\n"
+    text += "|---|--:|--:|--:|--:|--:|--:|--:|\n"
+    width, tokens = MODELS["B/16"]
+    for board, (arch, processors) in BOARDS.items():
+        for batch in SHOWN:
+            found = [
+                share(choice, arch, processors, width, batch * tokens)
+                for choice in (by_rows, chosen, fullest)
+            ]
+            cells = [f"{one.filled:.0%}" for one in found] + [f"{one.rate:.0%}" for one in found]
+            text += f"| {board} | {batch} | " + " | ".join(cells) + " |\n"
+    return text + "\n" + others()
+
+
+def others() -> str:
+    text = "| batches 3 to 256 filled by 75 % or more | " + " | ".join(BOARDS) + " |\n"
+    text += "|---|" + "--:|" * len(BOARDS) + "\n"
+    for model, (width, tokens) in MODELS.items():
+        cells = []
+        for arch, processors in BOARDS.values():
+            found = [share(chosen, arch, processors, width, B * tokens).filled for B in BATCHES]
+            low = [B for B, filled in zip(BATCHES, found, strict=True) if B >= 3 and filled < FULL]
+            cells.append(f"{1 - len(low) / (len(BATCHES) - 2):.0%}; batch 1: {found[0]:.0%}")
+        text += f"| {model} | " + " | ".join(cells) + " |\n"
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    status = update(BEGIN, END, table(), parser.parse_args(arguments).check)
+    wrong = list(complaints())
+    print(*wrong, sep="\n")
+    return int(bool(wrong) or status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
