@@ -12,7 +12,7 @@ from tests.model.tiny_models import picture, tiny
 from vitkern import ViT, ViTConfig
 from vitkern.engines.buffers import Arena
 from vitkern.engines.gpu import PLANS_KEPT, GpuEngine
-from vitkern.gpu import launch
+from vitkern.gpu import launch, moments
 
 
 def bytes_of(B):
@@ -44,7 +44,7 @@ def test_eight_plans_of_a_large_batch_hold_its_activations_once():
     with launch.executing(recorder):
         needed = Arena(image, engine.sizes(image)).nbytes
     rows, D = 256 * 197, 768
-    assert needed == rows * D * 2 * (2 + 3 + 1 + 4) + 2 * rows * (D // 128) * 2 * 4
+    assert needed == rows * D * 2 * (2 + 3 + 1 + 4) + 2 * rows * (D // moments.WIDTH) * 2 * 4
     assert needed < 0.8e9
 
 

@@ -45,7 +45,9 @@ def store(moments, block, rows, live, y, columns, M, D, BM: tl.constexpr, BN: tl
     width = tl.maximum(tl.minimum(PART, D - part * PART), 1).to(tl.float32)
     total = _sums(y, BM, PARTS, PART)
     away = tl.where(inside, y - (total / width[None, :])[:, :, None], 0.0)
-    squares = _sums(away * away, BM, PARTS, PART)
+    # A plain away * away would be contracted with the sum's first addition, a * a + b * b with one
+    # of the squares unrounded: in each thread its own, so that two of them would differ.
+    squares = _sums(tl.fma(away, away, 0.0), BM, PARTS, PART)
     at = moments + (part.to(tl.int64)[None, :] * M + rows[:, None]) * 2
     mask = live[:, None] & (part * PART < D)[None, :]
     # As vectors: no tile of a matrix, of which the machine code's gate wants 128-bit stores.
