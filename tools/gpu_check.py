@@ -103,6 +103,7 @@ GEMMS = {
     "folded_linear_forward": "folded_linear",
     "linear_residual_forward": "linear_residual",
     "input_gradient_kernel": "input_gradient",
+    "weight_gradient_kernel": "weight_gradient",
 }
 
 
@@ -127,10 +128,12 @@ def wrong_rates(checked: list[Checked], variants: dict[str, list[Variant]]) -> l
 
 def _row_of(variant: Variant, arch: str) -> Row:
     """The tile that a GEMM was compiled with."""
-    given = dict(variant.constants)
-    bits = 32 if dict(variant.signature)["weight"] == "*fp32" else 16
-    if bits == 32 and given["PRECISION"] == "tf32":
-        bits = tiles.TF32
+    given, kinds = dict(variant.constants), dict(variant.signature)
+    left = kinds.get("x", kinds.get("grad"))
+    if kinds["weight"] == "*fp32":
+        bits = tiles.TF32 if given["PRECISION"] == "tf32" else 32
+    else:
+        bits = tiles.MIXED if left == "*fp32" else 16
     rows = tiles.fitting(GEMMS[variant.kernel.__name__], arch, bits)
     shape = (given["BM"], given["BN"])
     return next(row for row in rows if (row.blocks["BM"], row.blocks["BN"]) == shape)

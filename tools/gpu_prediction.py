@@ -1,4 +1,4 @@
-"""A roofline's prediction of ViT-B/16's forward on GPUs, for docs/gpu.md. Not a measurement.
+"""Predicts ViT-B/16's forward on GPUs by a roofline, for docs/gpu_prediction.md. Not measured.
 
     python -m tools.gpu_prediction            # writes the table between the page's markers
     python -m tools.gpu_prediction --check    # status 1 if the page is old
@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 
 from tools.gpu_traffic import META, Eager, FusedAttention, update
+from tools.gpu_waves import PAGE
 from vitkern import ViT, ViTConfig
 from vitkern.engines.gpu import GpuEngine
 from vitkern.gpu import hardware, tiles
@@ -29,6 +30,8 @@ from vitkern.gpu.launch import Launch, Recorder, executing
 
 BEGIN, END = "<!-- prediction -->", "<!-- end of prediction -->"
 BATCHES = (1, 8, 64, 256)
+CONFIG = ViTConfig.named("B/16")
+DEPTH = CONFIG.depth
 GAP = 1.5e-6  # seconds from a kernel's end to the next one's first work, in a stream or a graph
 HOST = {"vitkern": 2.5e-6, "eager": 6e-6, "flash": 0.0}  # seconds to issue a launch
 
@@ -60,6 +63,13 @@ class Work(NamedTuple):
     attention: tuple[int, int, int, int] | None = None  # B, H, queries, keys; heads of 64
 
 
+class Works(NamedTuple):
+    """Of the same forward with two blocks and with three: the others are like the third."""
+
+    two: list[Work]
+    three: list[Work]
+
+
 def seconds(work: Work, board: Board) -> float:
     chip = hardware.CHIPS[board.arch]
     clocks = 0.0
@@ -83,16 +93,21 @@ def _gemm_clocks(work: Work, arch: str, processors: int) -> float:
     return K * min(areas) * 2 / hardware.flops(arch, 16)
 
 
-def forward(works: Iterable[Work], board: Board, host: float) -> float:
+def forward(works: Works, board: Board, host: float) -> float:
     """Seconds of a forward: the GPU's time, or the host's if it issues more slowly."""
-    works = list(works)
-    return max(sum(seconds(work, board) for work in works), len(works) * host)
+    short, long = (sum(seconds(work, board) for work in some) for some in works)
+    count = len(works.two) + (DEPTH - 2) * (len(works.three) - len(works.two))
+    return max(short + (DEPTH - 2) * (long - short), count * host)
 
 
 # ---- what is launched ----------------------------------------------------------------------------
 
 
-def ours(config: ViTConfig, batch: int, board: Board) -> list[Work]:
+def ours(batch: int, board: Board) -> Works:
+    return Works(*(_ours(CONFIG.replace(depth=n), batch, board) for n in (2, 3)))
+
+
+def _ours(config: ViTConfig, batch: int, board: Board) -> list[Work]:
     model = ViT(config, **META).eval()
     recorder = Recorder(board.arch)
     image = torch.empty(batch, config.channels, config.image_size, config.image_size, **META)
@@ -157,8 +172,13 @@ def _gemm(name: str, args: tuple) -> tuple[int, int, int] | None:
     return None
 
 
-def eager(config: ViTConfig, batch: int) -> tuple[list[Work], list[Work]]:
+def eager(batch: int) -> tuple[Works, Works]:
     """Eager's launches; and those of its kernels in a graph with GELU in fc1's epilogue."""
+    found = [_eager(CONFIG.replace(depth=n), batch) for n in (2, 3)]
+    return Works(*(all_of for all_of, _ in found)), Works(*(fused for _, fused in found))
+
+
+def _eager(config: ViTConfig, batch: int) -> tuple[list[Work], list[Work]]:
     model, counter = ViT(config, **META).eval(), Recorded()
     image = torch.empty(batch, config.channels, config.image_size, config.image_size, **META)
     with torch.no_grad(), FusedAttention(counter), counter:
@@ -168,16 +188,16 @@ def eager(config: ViTConfig, batch: int) -> tuple[list[Work], list[Work]]:
     return counter.works, fused
 
 
-def table() -> str:
+def table(batches: Sequence[int] = BATCHES, boards: Collection[str] = tuple(BOARDS)) -> str:
     """Markdown."""
-    config = ViTConfig.named("B/16")
     text = "| predicted, not measured | batch | vitkern | eager | FlashAttention-2 + cuBLAS |"
     text += " eager / vitkern | FA-2 + cuBLAS / vitkern |\n|---|--:|--:|--:|--:|--:|--:|\n"
-    for batch in BATCHES:
-        theirs, fused = eager(config, batch)
-        for name, board in BOARDS.items():
+    for batch in batches:
+        theirs, fused = eager(batch)
+        for name in boards:
+            board = BOARDS[name]
             times = (
-                forward(ours(config, batch, board), board, HOST["vitkern"]),
+                forward(ours(batch, board), board, HOST["vitkern"]),
                 forward(theirs, board, HOST["eager"]),
                 forward(fused, board, HOST["flash"]),
             )
@@ -190,7 +210,7 @@ def table() -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    return update(BEGIN, END, table(), parser.parse_args(arguments).check)
+    return update(PAGE, BEGIN, END, table(), parser.parse_args(arguments).check)
 
 
 if __name__ == "__main__":

@@ -193,24 +193,24 @@ def tables() -> str:
     return text
 
 
-def update(begin: str, end: str, made: str, check: bool) -> int:
-    """Writes what was made between the page's markers; with `check`: 1 if it is not there."""
-    text = PAGE.read_text()
+def update(page: pathlib.Path, begin: str, end: str, made: str, check: bool) -> int:
+    """Writes what was made between a page's markers; with `check`: 1 if it is not there."""
+    text = page.read_text()
     inside = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
     if not inside.search(text):
-        raise SystemExit(f"{PAGE} has no {begin} ... {end}")
+        raise SystemExit(f"{page} has no {begin} ... {end}")
     new = inside.sub(lambda _: f"{begin}\n{made}{end}", text)
     print(made)
     if check:
         return int(new != text)
-    PAGE.write_text(new)
+    page.write_text(new)
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    return update(BEGIN, END, tables(), parser.parse_args(arguments).check)
+    return update(PAGE, BEGIN, END, tables(), parser.parse_args(arguments).check)
 
 
 if __name__ == "__main__":

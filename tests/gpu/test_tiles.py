@@ -12,6 +12,7 @@ from tests.model.tiny_models import tiny
 from vitkern.engines import trace
 from vitkern.engines.gpu import GpuEngine
 from vitkern.gpu import configs, gemm, hardware, moments, tiles
+from vitkern.gpu.gemm_backward import weight_gradient
 from vitkern.gpu.launch import Recorder, executing
 from vitkern.gpu.linear_residual import residual_linear
 from vitkern.gpu.norm_linear import folded_linear
@@ -112,7 +113,9 @@ def test_a_sample_does_not_depend_on_its_batch(arch):
 
 
 @pytest.mark.parametrize("arch", configs.ARCHS)
-@pytest.mark.parametrize("kernel, bits", [*itertools.product(tiles.TILES, (16, tiles.TF32, 32))])
+@pytest.mark.parametrize(
+    "kernel, bits", [*itertools.product(tiles.TILES, (16, tiles.TF32, 32, tiles.MIXED))]
+)
 def test_tiles_differ_in_what_does_not_change_results_alone(arch, kernel, bits):
     rows = tiles.fitting(kernel, arch, bits)
     assert len({row.blocks["BK"] for row in rows}) == 1, "the order of the sum over K"
@@ -129,10 +132,10 @@ def test_the_device_s_processors_decide():
     found = []
     for processors in (16, 132):
         with executing(Device("sm_90", processors)):
-            found.append(gemm.tile_for("linear_residual", weight, 1576, 768).blocks)
+            found.append(gemm.tile_for("linear_residual", weight, weight, 1576, 768).blocks)
     assert found[0]["BM"] * found[0]["BN"] > found[1]["BM"] * found[1]["BN"]
     with executing(Interpreter("sm_90")):  # no number: the usual board's
-        usual = gemm.tile_for("linear_residual", weight, 1576, 768).blocks
+        usual = gemm.tile_for("linear_residual", weight, weight, 1576, 768).blocks
     assert hardware.CHIPS["sm_90"].processors == 132 and usual == found[1]
 
 
@@ -149,6 +152,28 @@ def test_the_ahead_of_time_list_has_every_tile_that_can_be_chosen(arch, precisio
             source(case, recorder)
         missing = {one.variant.name for one in recorder.launches} - built
         assert not missing, (batch, processors)
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90"))
+def test_weight_gradients_in_every_tile_and_in_shares(arch):
+    g = torch.Generator().manual_seed(0)
+    grad, x = torch.randn(200, 48, generator=g), torch.randn(200, 80, generator=g)
+    grad, x, weight = grad.bfloat16(), x.bfloat16(), torch.empty(48, 80, dtype=torch.bfloat16)
+    exact = grad.double().t() @ x.double()
+    ways = tiles.sharings(arch, 16, False)
+    assert {way.shares for way in ways} == {1, 2} and len(ways) > 3
+    for tile in range(len(ways)):
+        with executing(Device(arch, tile=tile)):
+            found, _, _ = weight_gradient(grad, x, weight, None, None)
+        torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=0.02)
+
+
+def test_rows_are_shared_where_the_shares_bytes_pay():
+    for arch in configs.ARCHS:  # B/16 at batch 8: no fp32 shares but for the smallest weight's
+        for N, K in ((2304, 768), (3072, 768), (768, 3072)):
+            assert tiles.share(arch, 16, 8 * 197, N, K).shares == 1
+        assert tiles.share(arch, 16, 256 * 197, 384, 384).shares > 2  # 9 tiles, 50,000 rows
+        assert tiles.share(arch, 16, 0, 768, 768).shares == 1
 
 
 def test_arithmetic_of_waves():

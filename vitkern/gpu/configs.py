@@ -26,7 +26,7 @@ class Row(NamedTuple):
     num_stages: int
     why: str
     archs: tuple[str, ...] = ARCHS
-    bits: tuple[int, ...] = (16, 32)  # of the matrices' elements; 19: fp32 multiplied as tf32
+    bits: tuple[int, ...] = (16, 32)  # of the matrices' elements; tiles.py has more
     upto: Mapping[str, int] = {}  # the bucket: the largest sizes it serves, by axis letter
     rate: float = 1.0  # of a GEMM's tile: the share of the tensor cores' peak it can reach
 
@@ -35,33 +35,9 @@ class Row(NamedTuple):
 TABLE: dict[str, tuple[Row, ...]] = {}
 
 
-# ---- weight gradients; the tiles of the other GEMMs are in gpu/tiles.py ----
+# ---- GEMMs: their tiles are in gpu/tiles.py ----
 
-_MMA = ("sm_80", "sm_86", "sm_89", "sm_120", "gfx942")
 _WGMMA = ("sm_90", "sm_100")  # wgmma and tcgen05 read shared memory themselves
-_WIDE_TILE = Row(
-    {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8}, 8, 3,
-    "operands come from shared memory: 64 x 256 per instruction halves a 128-wide tile's reads",
-    _WGMMA, (16,),
-)  # fmt: skip
-_EIGHT = Row(
-    {"BM": 128, "BN": 128, "BK": 64, "GROUP": 8}, 8, 3,
-    "no spills; below half of sm_80's tensor rate 64 x 32 per warp is enough", _MMA, (16,),
-)  # fmt: skip
-TABLE["weight_gradient"] = (
-    _WIDE_TILE,
-    _EIGHT._replace(
-        num_warps=4,
-        why="64 x 64 per warp: transposed operands take the shared memory's whole rate",
-        archs=("sm_80", "gfx942"),
-        upto={"odd": 0},
-    ),
-    _EIGHT,
-    Row(
-        {"BM": 64, "BN": 64, "BK": 32, "GROUP": 8}, 4, 2,
-        "a third stage costs instructions that the tensor cores need", ARCHS, (32,),
-    ),
-)  # fmt: skip
 TABLE["join_gradients"] = (
     Row({"BM": 4, "BN": 256}, 4, 2, "one pass over the shares, 16 bytes a thread"),
 )

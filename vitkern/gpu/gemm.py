@@ -148,18 +148,38 @@ def row_for(kernel: str, t: Tensor, **sizes: int) -> configs.Row:
     return configs.pick(kernel, launch.arch_of(t), 8 * t.element_size(), **sizes)
 
 
-def tile_for(kernel: str, weight: Tensor, M: int, N: int) -> configs.Row:
-    """The launch table's tile for a GEMM with an (M, N) result: see tiles.py."""
-    executor = launch.executor_of(weight)
-    bits = 8 * weight.element_size()
-    if bits == 32 and precision_of(weight) == "tf32":
-        bits = tiles.TF32
+def tile_for(kernel: str, x: Tensor, weight: Tensor, M: int, N: int) -> configs.Row:
+    """The launch table's tile for x times weight with an (M, N) result: see tiles.py."""
+    executor, bits, odd = launch.executor_of(weight), _bits(x, weight), is_odd(*weight.shape)
     tile = getattr(executor, "tile", None)
     if tile is not None:
-        rows = tiles.fitting(kernel, executor.arch, bits)
+        rows = tiles.fitting(kernel, executor.arch, bits, odd)
         return rows[min(tile, len(rows) - 1)]
     processors = getattr(executor, "processors", None)
-    return tiles.choose(kernel, executor.arch, bits, M, N, processors)
+    return tiles.choose(kernel, executor.arch, bits, M, N, processors, odd)
+
+
+def shares_for(weight: Tensor, M: int) -> tiles.Shared:
+    """The tile of a weight gradient over M rows, and among how many programs these are shared."""
+    executor, bits, odd = launch.executor_of(weight), _bits(weight, weight), is_odd(*weight.shape)
+    tile = getattr(executor, "tile", None)
+    if tile is not None:
+        every = tiles.sharings(executor.arch, bits, odd)
+        return every[min(tile, len(every) - 1)]
+    processors = getattr(executor, "processors", None)
+    return tiles.share(executor.arch, bits, M, *weight.shape, processors, odd)
+
+
+def is_odd(*sizes: int) -> bool:
+    """Whether rows of such sizes are read by narrow loads, which take more registers."""
+    return any(size % launch.ALIGNMENT for size in sizes)
+
+
+def _bits(x: Tensor, weight: Tensor) -> int:
+    """What x times weight multiplies, as tiles.py calls it."""
+    if weight.element_size() == 4:
+        return tiles.TF32 if precision_of(weight) == "tf32" else 32
+    return tiles.MIXED if x.element_size() == 4 else 16
 
 
 def grid(M: int, N: int, row: configs.Row) -> tuple[int]:

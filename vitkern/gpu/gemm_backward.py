@@ -1,9 +1,9 @@
 """Gradients of a Linear: dx = G W (no transposes in memory) and dW = G^T x, dbias = sum G.
 
-Where the tiles of dW are too few for a GPU, the rows of G are split among programs, each of which
-leaves its share of dW and dbias in fp32; a second launch sums the shares in a fixed order and
-applies LayerScale: with G taken before gamma, dW = gamma G^T x, and dgamma = rowsum(W * G^T x) +
-bias * sum G needs nothing else.
+Where the tiles of dW are too few for a GPU, the rows of G may be split among programs
+(tiles.share), each of which leaves its share of dW and dbias in fp32; a second launch sums the
+shares in a fixed order and applies LayerScale: with G taken before gamma, dW = gamma G^T x, and
+dgamma = rowsum(W * G^T x) + bias * sum G needs nothing else.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import gemm, launch, philox
+from . import gemm, launch, philox, tiles
 from .activations import activate, derivative
-
-PROGRAMS = 256  # weight-gradient programs, at most: two for each of an A100's 108 processors
 
 
 @triton.jit(do_not_specialize=["M", "dropout", "seed"])
@@ -173,7 +171,7 @@ def input_gradient(
     (M, N), K = grad.shape, weight.shape[1]
     dx = grad.new_empty(M, K, dtype=dtype or weight.dtype)
     hidden = None if pre is None else torch.empty_like(dx)
-    row = gemm.tile_for("input_gradient", weight, M, K)
+    row = gemm.tile_for("input_gradient", grad, weight, M, K)
     launch.launch(
         input_gradient_kernel, gemm.grid(M, K, row), row, ("dx", "hidden"),
         grad=grad, weight=weight, gamma=gemm.vector(gamma), pre=pre, dx=dx, hidden=hidden,
@@ -196,12 +194,7 @@ def weight_gradient(
     (grad, grad_stride), (x, x_stride) = gemm.rows_of(grad), gemm.rows_of(x)
     weight, bias, gamma = weight.contiguous(), gemm.vector(bias), gemm.vector(gamma)
     (M, N), K = grad.shape, x.shape[1]
-    odd = int(N % launch.ALIGNMENT > 0 or K % launch.ALIGNMENT > 0)  # narrow loads, more registers
-    row = gemm.row_for("weight_gradient", weight, odd=odd)
-    (blocks,) = gemm.grid(N, K, row)
-    step = row.blocks["BK"]
-    splits = max(1, min(PROGRAMS // max(1, blocks), launch.cdiv(M, 4 * step)))
-    rows_each = launch.cdiv(launch.cdiv(M, splits), step) * step
+    row, splits = shared = gemm.shares_for(weight, M)
     dweight = torch.empty_like(weight)
     dbias, dgamma = (None if t is None else t.new_empty(t.shape) for t in (bias, gamma))
     whole = splits == 1 and gamma is None
@@ -210,9 +203,9 @@ def weight_gradient(
         parts = grad.new_empty(splits, N, K, dtype=torch.float32)
         bias_parts = grad.new_empty(splits, N, dtype=torch.float32)
     launch.launch(
-        weight_gradient_kernel, (blocks, splits), row, ("parts", "bias_parts"),
+        weight_gradient_kernel, (*gemm.grid(N, K, row), splits), row, ("parts", "bias_parts"),
         grad=grad, x=x, weight=weight, parts=parts, bias_parts=bias_parts, M=M, N=N, K=K,
-        grad_stride=grad_stride, x_stride=x_stride, rows_each=rows_each,
+        grad_stride=grad_stride, x_stride=x_stride, rows_each=tiles.rows_each(M, shared),
         PRECISION=gemm.precision_of(weight),
     )  # fmt: skip
     if not whole:

@@ -85,7 +85,7 @@ def residual_linear(
     (x, x_stride), weight = gemm.rows_of(x), weight.contiguous()
     residual, residual_stride = gemm.rows_of(residual)
     (M, K), N = x.shape, weight.shape[0]
-    row = gemm.tile_for("linear_residual", weight, M, N)
+    row = gemm.tile_for("linear_residual", x, weight, M, N)
     launch.launch(
         linear_residual_forward, gemm.grid(M, N, row), row, ("y", "parts"),
         x=x, weight=weight, bias=gemm.vector(bias), residual=residual,

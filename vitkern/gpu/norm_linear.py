@@ -113,7 +113,7 @@ def normalised_linear(
     """y = dropout(activation(pre)), pre = layernorm(x) weight^T + bias, for known statistics."""
     (x, x_stride), weight = gemm.rows_of(x), weight.contiguous()
     (M, K), N = x.shape, weight.shape[0]
-    row = gemm.tile_for("norm_linear", weight, M, N)
+    row = gemm.tile_for("norm_linear", x, weight, M, N)
     launch.launch(
         norm_linear_forward, gemm.grid(M, N, row), row, ("y", "pre"),
         x=x, stats=stats, norm_weight=gemm.vector(norm_weight), norm_bias=gemm.vector(norm_bias),
@@ -168,7 +168,7 @@ def folded_linear(
     """y (M, N) of x (M, K) by rows, whose moments its writer left (see the file's header)."""
     x, x_stride = gemm.rows_of(x)
     (M, K), N = x.shape, weight.shape[0]
-    row = gemm.tile_for("folded_linear", weight, M, N)
+    row = gemm.tile_for("folded_linear", x, weight, M, N)
     launch.launch(
         folded_linear_forward, gemm.grid(M, N, row), row, ("y",),
         x=x, parts=parts, weight=weight, sums=sums, bias=bias, y=y, M=M, N=N, K=K,
