@@ -16,6 +16,7 @@ from vitkern.gpu.gemm_backward import weight_gradient
 from vitkern.gpu.launch import Recorder, executing
 from vitkern.gpu.linear_residual import residual_linear
 from vitkern.gpu.norm_linear import folded_linear
+from vitkern.gpu.patch_embed import embed
 from vitkern.precision import PRECISIONS
 
 BITS = {"bf16": 16, "fp16": 16, "tf32": tiles.TF32, "fp32": 32}
@@ -91,6 +92,28 @@ def test_every_tile_gives_the_same_bits_as_compiled(precision, every):
     assert len(found) > 1
     for others in zip(*found, strict=True):
         assert all(torch.equal(one, others[0]) for one in others)
+
+
+@pytest.mark.full
+def test_every_row_for_patches_gives_the_same_bits_as_compiled(monkeypatch):
+    """Their steps differ on sm_80; its tensor instructions add 16 terms at a time all the same."""
+    g = torch.Generator().manual_seed(0)
+    image, weight = torch.randn(1, 3, 32, 32, generator=g), torch.randn(64, 3, 16, 16, generator=g)
+    image, weight, prefix = image.bfloat16(), weight.bfloat16(), torch.randn(1, 64, generator=g)
+    rows = [
+        row
+        for row in configs.TABLE["patch_embed_forward"]
+        if "sm_80" in row.archs and 16 in row.bits
+    ]
+    assert len({row.blocks["BK"] for row in rows}) == 2
+    found = []
+    for row in (rows[0], rows[-1]):
+        y, parts = torch.empty(1, 5, 64, dtype=torch.bfloat16), torch.empty(2, 5, 2)
+        monkeypatch.setitem(configs.TABLE, "patch_embed_forward", (row._replace(upto={}),))
+        with executing(Emulated(None, False)):
+            embed(y, image, weight, None, prefix, None, None, None, moments=parts)
+        found.append((y, parts))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90"))
