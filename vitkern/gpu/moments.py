@@ -6,6 +6,8 @@ formula), so that LayerNorm costs no pass over the row of its own, and large mea
 
 A GEMM's tile depends on the number of rows, the statistics must not: parts are WIDTH columns
 wide whatever the tile, and their sums are added in one order whatever layout the compiler gives it.
+What could be contracted is written as the fused operation that it shall be, so that no compiler
+contracts it in one tile and not in another.
 """
 
 import triton
@@ -44,13 +46,15 @@ def store(moments, block, rows, live, y, columns, M, D, BM: tl.constexpr, BN: tl
     part = block * PARTS + tl.arange(0, PARTS)
     width = tl.maximum(tl.minimum(PART, D - part * PART), 1).to(tl.float32)
     total = _sums(y, BM, PARTS, PART)
-    away = tl.where(inside, y - (total / width[None, :])[:, :, None], 0.0)
+    away = tl.fma(-total[:, :, None], (1.0 / width)[None, :, None], y)
+    away = tl.where(inside, away, 0.0)
     # A plain away * away would be contracted with the sum's first addition, a * a + b * b with one
     # of the squares unrounded: in each thread its own, so that two of them would differ.
     squares = _sums(tl.fma(away, away, 0.0), BM, PARTS, PART)
     at = moments + (part.to(tl.int64)[None, :] * M + rows[:, None]) * 2
     mask = live[:, None] & (part * PART < D)[None, :]
-    # As vectors: no tile of a matrix, of which the machine code's gate wants 128-bit stores.
+    # As vectors: neighbours are 8 bytes (rows) or M rows (parts) from each other, so no layout has
+    # the 128 bits a thread that the machine code's gate wants of a matrix.
     at, mask = tl.reshape(at, (BM * PARTS,)), tl.reshape(mask, (BM * PARTS,))
     tl.store(at, tl.reshape(total, (BM * PARTS,)), mask=mask)
     tl.store(at + 1, tl.reshape(squares, (BM * PARTS,)), mask=mask)
@@ -83,7 +87,8 @@ def load(moments, rows, live, M, D, eps, PART: tl.constexpr):
         for part in tl.static_range(_AT_ONCE):
             some = live & (first + part < parts)
             width = tl.maximum(tl.minimum(PART, D - (first + part) * PART), 1).to(tl.float32)
-            away = tl.load(at + (first + part) * step, mask=some, other=0.0) / width - mean
+            sums = tl.load(at + (first + part) * step, mask=some, other=0.0)
             inner = tl.load(at + (first + part) * step + 1, mask=some, other=0.0)
-            squares += tl.where(some, inner + width * away * away, 0.0)
+            away = tl.fma(sums, 1.0 / width, -mean)
+            squares += tl.where(some, tl.fma(width * away, away, inner), 0.0)
     return mean, tl.math.rsqrt(squares / D + eps)
