@@ -152,6 +152,11 @@ class GpuEngine(Engine):
             return bool(self._plans) and all(made.one_call for made in self._plans.values())
 
     @property
+    def wants(self) -> tuple[str, ...]:
+        """What this model's calls ask of plans; where it is tokens alone, PyTorch has the head."""
+        return ("logits", "tokens") if self._whole else ("tokens",)
+
+    @property
     def activation_bytes(self) -> int:
         """Memory that plans keep for what is between their launches."""
         with self._lock:

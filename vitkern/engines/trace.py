@@ -16,17 +16,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..config import ViTConfig
 from ..gpu import tiles
 from ..gpu.launch import Launch, Recorder, Variant, executing
 from ..model import ViT
 from ..precision import PRECISIONS
+from . import catalogue
 
 if TYPE_CHECKING:
     from .gpu import GpuEngine
 
-MODELS = ("Ti/16", "S/16", "B/16", "L/16", "S/14", "B/14", "L/14", "H/14")
-BATCHES = (1, 8, 64)  # one for each bucket of sizes in gpu/configs.py, and more
+MODELS = catalogue.MODELS
+# Tiles by rows, gathered filters and splits of a sum change with the batch, each at a size of its
+# own: close enough together to meet every combination (tests/gpu/test_coverage.py).
+BATCHES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 1024)
 EVERY_TILE = 8  # the batch whose GEMMs are built with every tile that a size could get
 
 
@@ -49,9 +51,8 @@ class Mixture(NamedTuple):
 
 
 MIXTURES = {name: Mixture(row.dtype, name) for name, row in PRECISIONS.items()}
-# What is built unless asked for: autocast's mixtures are compiled at their first use.
-USUAL = tuple(MIXTURES)
 MIXTURES |= {f"autocast-{name}": Mixture(torch.float32, name) for name in ("fp16", "bf16")}
+USUAL = tuple(MIXTURES)  # what is built unless asked for
 
 # How images come: in the model's dtype, or as bytes by planes (B, C, Y, X) or by pixels.
 IMAGES = ("floats", "planes of bytes", "pixels of bytes")
@@ -60,19 +61,21 @@ IMAGES = ("floats", "planes of bytes", "pixels of bytes")
 class Case(NamedTuple):
     """One forward, or a forward and a backward, whose launches are wanted."""
 
-    name: str  # as ViTConfig.named knows it
+    name: str  # as catalogue.config knows it
     precision: str  # of MIXTURES
     batch: int
     training: bool = False
     images: str = IMAGES[0]
+    depth: int = 2  # blocks that stand for all, or none: the embedding alone
 
 
 def cases(models: Sequence[str], precisions: Sequence[str], backward: bool) -> Iterator[Case]:
     """Inference of every model and batch; training as well, unless `backward` is off."""
     for name, precision, batch in itertools.product(models, precisions, BATCHES):
-        for images in IMAGES:
-            yield Case(name, precision, batch, images=images)
-        if backward and batch > 1:
+        yield Case(name, precision, batch)
+        for images in IMAGES[1:]:  # the blocks have them from there
+            yield Case(name, precision, batch, images=images, depth=0)
+        if backward:
             yield Case(name, precision, batch, training=True)
 
 
@@ -93,47 +96,52 @@ def operator_launches(case: Case, recorder: Recorder) -> None:
     """The fused operators of one model, called as `ViT.forward` calls them in training."""
     if case.images != IMAGES[0]:  # bytes come to the engine
         return
-    cast, model = MIXTURES[case.precision].cast, _model(case.name, case.precision, case.training)
+    cast, model = MIXTURES[case.precision].cast, _model(case)
     image = _images(case, model)
     with torch.set_grad_enabled(case.training), executing(recorder), Launchers():
         y = model.fused_forward(image, cast)
         if case.training:
             y.backward(torch.empty_like(y))
         else:
-            model.fused_forward(image, cast, head=False)  # forward_features
+            ends = _model(case._replace(depth=0))  # the blocks are the same
+            ends.fused_forward(image, cast, head=False)  # forward_features
 
 
 def engine_launches(case: Case, recorder: Recorder) -> None:
-    """The packed engine's plans: logits, and tokens."""
+    """The packed engine's plans."""
     if case.training:
         return
-    engine = _engine(case.name, case.precision)
+    engine = _engine(case.name, case.precision, case.depth)
     image, c, dtype = _images(case, engine.model), engine.model.config, engine.model.dtype
     logits = torch.empty(case.batch, c.classes or c.width, dtype=dtype, device="meta")
     tokens = torch.empty(case.batch, c.tokens, c.width, dtype=dtype, device="meta")
     with torch.no_grad(), executing(recorder):
-        engine.start("logits", image, logits)
-        engine.start("tokens", image, tokens)
+        for want in engine.wants:
+            engine.start(want, image, logits if want == "logits" else tokens)
+
+
+def _model(case: Case) -> ViT:
+    return _meta_model(case.name, case.precision, case.training, case.depth)
 
 
 @functools.cache
-def _model(name: str, precision: str, training: bool) -> ViT:
-    """The model with two blocks, which stand for all.
+def _meta_model(name: str, precision: str, training: bool, depth: int) -> ViT:
+    """The model with two blocks, which stand for all, or none.
 
     The first has no drop-path and reads the embedding's rows, the others read a block's, and the
     last may compute the class token's row alone.
     """
     changes = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "drop_path": 0.1 if training else 0.0}
-    config = ViTConfig.named(name, depth=2, **changes)
+    config = catalogue.config(name, depth=depth, **changes)
     return ViT(config, device="meta", dtype=MIXTURES[precision].model).train(training)
 
 
 @functools.cache
-def _engine(name: str, precision: str) -> GpuEngine:
+def _engine(name: str, precision: str, depth: int) -> GpuEngine:
     """Its own recorder is never used: launches go to the active one."""
     from .gpu import GpuEngine
 
-    model = _model(name, precision, False)
+    model = _meta_model(name, precision, False, depth)
     return GpuEngine(model, MIXTURES[precision].precision, Recorder("sm_80"))
 
 
@@ -167,7 +175,7 @@ def variants(
 ) -> list[Variant]:
     """What has to be compiled for an architecture, each once, in the order of first use."""
     found: dict[str, Variant] = {}
-    for case in cases(models, precisions, backward):
+    for case in cases(catalogue.models(models), precisions, backward):
         for tile in range(tiles.most(arch)) if case.batch == EVERY_TILE else (None,):
             for one in launches(case, arch, tile):
                 found.setdefault(one.variant.name, one.variant)
