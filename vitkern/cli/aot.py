@@ -4,7 +4,10 @@ The kernels are those that the named models launch, in inference and training. T
 together with manifest.json, and kernels that are there already are not compiled again:
     vitkern aot --arch sm_80,sm_90 --out kernels
     vitkern aot --arch sm_90 --dtype bf16 --models B/16,L/16 --no-backward --out kernels
-About a second a kernel and core; everything for one architecture takes a few minutes.
+With --package they become a Python package, vitkern-kernels, which vitkern finds once installed:
+    vitkern aot --arch sm_90 --package kernels
+    pip install ./kernels
+About a second a kernel and core, and a minute for the list of all of them for an architecture.
 """
 
 from __future__ import annotations
@@ -41,8 +44,13 @@ def jobs(text: str) -> int:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", required=True, type=pathlib.Path, metavar="FOLDER", help="where the binaries go"
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--out", type=pathlib.Path, metavar="FOLDER", help="where the binaries go")
+    place.add_argument(
+        "--package",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="where an installable package of them goes, vitkern-kernels",
     )
     parser.add_argument(
         "--arch",
@@ -55,13 +63,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         type=names,
         metavar="NAME,...",
-        help="of fp32,tf32,fp16,bf16 (the default), autocast-fp16,autocast-bf16",
+        help="of fp32,tf32,fp16,bf16,autocast-fp16,autocast-bf16 (default all)",
     )
     parser.add_argument(
         "--models",
         type=names,
         metavar="NAME,...",
-        help='models such as "B/16" or timm\'s names (default Ti to H at 224 pixels)',
+        help='models such as "B/16", timm\'s names, and families: vit, deit3, dinov2, clip, siglip,'
+        " qk_norm (default all of these)",
     )
     parser.add_argument(
         "--no-backward", action="store_true", help="inference only: half of the kernels"
@@ -79,6 +88,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     require_triton()
     from ..engines import trace as aot_list
+    from ..gpu.aot import package
 
     precisions = given.dtype or list(aot_list.USUAL)
     for name in precisions:
@@ -90,10 +100,11 @@ def run(given: argparse.Namespace) -> int:
         arch: aot_list.variants(nearest_arch(arch), precisions, models, not given.no_backward)
         for arch in given.arch
     }
+    out = given.out or package.make(given.package)
     try:
-        result = build(wanted, given.out, given.jobs, given.check)
+        result = build(wanted, out, given.jobs, given.check)
     except KeyboardInterrupt:
-        print(f"interrupted: {given.out} is as complete as before")
+        print(f"interrupted: {out} is as complete as before")
         return 130
     for failure in result.failures:
         print(f"FAILED {failure.arch} {failure.id}\n       {failure.reason}")
@@ -101,6 +112,8 @@ def run(given: argparse.Namespace) -> int:
     for one in broken:
         print(f"GATE   {one.report.arch} {one.label}\n       {'; '.join(one.broken)}")
     print(summary(result))
+    if given.package:
+        print(f"install it: pip install {given.package}")
     return 1 if result.failures or broken else 0
 
 

@@ -28,6 +28,7 @@ def facts() -> dict[str, object]:
         found["extension"] = f"not built ({error}): install vitkern where a C++ compiler is"
     found["package"] = str(pathlib.Path(vitkern.__file__).parent)
     found["gpu"] = _gpu()
+    found["binaries"] = _binaries()
     found["environment"] = {
         name: os.environ[name]
         for name in ("VITKERN_ISA", "VITKERN_BINARIES", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
@@ -49,6 +50,17 @@ def _gpu() -> str:
     except (ImportError, RuntimeError) as error:
         status = f"PyTorch's references only ({error})"
     return f"{torch.cuda.get_device_name()}: {status}"
+
+
+def _binaries() -> str:
+    """The folder of compiled kernels that a GPU would use here, or why there is none."""
+    try:
+        from ..gpu.runtime import device
+
+        found = device.binaries()
+    except (ImportError, RuntimeError) as error:
+        return f"none: {error}"
+    return found.text if found.store is not None else f"none: {found.text}"
 
 
 def run(given: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ and whoever builds (aot/folder.py) read it through this module.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -15,6 +16,7 @@ import re
 import stat
 
 MANIFEST = "manifest.json"
+PACKAGE = "vitkern_kernels"  # the package that may be installed with a folder (aot/package.py)
 LARGEST_MANIFEST = 32 << 20  # bytes: 1 KB a kernel, and there are some thousands of them
 LARGEST_BINARY = 64 << 20  # a kernel has 10 to 300 KB
 
@@ -50,6 +52,15 @@ def read(folder: pathlib.Path) -> dict:
         if not isinstance(manifest, dict) or not isinstance(manifest.get(key), kind):
             raise ValueError(f"has no {key!r} of type {kind.__name__}")
     return manifest
+
+
+@functools.cache
+def sources() -> str:
+    """A hash of the files with the kernels and their launchers."""
+    found = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
+        found.update(f"{path.name}\0".encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 def _no_number(name: str) -> None:

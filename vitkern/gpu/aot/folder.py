@@ -101,7 +101,8 @@ def finish(folder: pathlib.Path, entries: list[dict]) -> None:
     """Write the manifest, then remove the binaries that only the earlier one named."""
     before = _named(folder)
     entries.sort(key=lambda entry: (entry["arch"], entry["id"]))
-    written = {"vitkern": version(), "triton": triton.__version__, "kernels": entries}
+    made_by = {"vitkern": version(), "triton": triton.__version__, "sources": manifest.sources()}
+    written = {**made_by, "kernels": entries}
     write_whole(folder / MANIFEST, json.dumps(written, indent=1).encode())
     for path in before - {folder / entry["file"] for entry in entries}:
         path.unlink(missing_ok=True)

@@ -70,6 +70,7 @@ class Store:
         found = self._read()
         self.vitkern: str = found["vitkern"]
         self.triton: str = found["triton"]
+        self.sources = found.get("sources")  # of the kernels (manifest.sources); None: not said
         self._entries: dict[tuple[str, str], Entry] = {}
         for row in found["kernels"]:
             entry = self._entry(row)

@@ -1,13 +1,13 @@
 """The executor of a real GPU: binaries built ahead of time where there are any, else Triton's JIT.
 
 `use_binaries(folder)` or the environment variable VITKERN_BINARIES names the folder that
-`python -m vitkern aot` wrote. Without a matching binary Triton compiles the same launch on its
-first call (seconds, then cached on disk); `status` says which of the two served so far.
+`python -m vitkern aot` wrote, or the package vitkern-kernels has one (lookup.py). Without a
+matching binary Triton compiles the same launch on its first call (seconds, then cached on disk);
+`status` says which of the two served so far.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
@@ -16,9 +16,7 @@ import torch
 from .. import compiler
 from ..configs import nearest_arch
 from ..launch import Launch, Variant
-from . import binary
-
-_FOLDER = "VITKERN_BINARIES"
+from . import binary, lookup
 
 
 class DeviceExecutor:
@@ -59,7 +57,7 @@ class DeviceExecutor:
         if self._foreign:
             source = f"compiled by Triton at first use (no binaries for {self.real_arch})"
         elif self._binaries is None:
-            source = f"compiled by Triton at first use (no binaries: set {_FOLDER})"
+            source = f"compiled by Triton at first use (no binaries: {binaries().text})"
         else:
             source = f"binaries of {self._binaries.store.folder} for {self._binaries.arch}"
             source += ", Triton's compiler where one is missing"
@@ -77,11 +75,6 @@ def arch_name(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
-@functools.lru_cache
-def _store(folder: str) -> binary.Store | None:
-    return binary.Store(folder) if folder else None
-
-
 _executors: dict[torch.device, DeviceExecutor] = {}
 _folder: str | None = None
 
@@ -92,9 +85,15 @@ def use_binaries(folder: str | os.PathLike | None) -> None:
     A model that has run on a GPU keeps what it has until `model.repack()`.
     """
     global _folder
-    _folder = "" if folder is None else os.fspath(folder)
-    _store(_folder)  # a bad folder is an error here, not in the middle of a forward
+    chosen = "" if folder is None else os.fspath(folder)
+    lookup.find(chosen)  # a bad folder is an error here, not in the middle of a forward
+    _folder = chosen
     _executors.clear()
+
+
+def binaries() -> lookup.Found:
+    """The binaries that devices use from now on, and where they are or why there are none."""
+    return lookup.find(_folder)
 
 
 def executor(device: torch.device) -> DeviceExecutor:
@@ -103,6 +102,5 @@ def executor(device: torch.device) -> DeviceExecutor:
         device = torch.device(device.type, torch.cuda.current_device())
     found = _executors.get(device)
     if found is None:
-        folder = os.environ.get(_FOLDER, "") if _folder is None else _folder
-        found = _executors[device] = DeviceExecutor(device, _store(folder))
+        found = _executors[device] = DeviceExecutor(device, binaries().store)
     return found
