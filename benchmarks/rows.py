@@ -19,7 +19,10 @@ PARTIAL = RESULTS / "partial.jsonl"  # what a run over a part of the suite write
 
 # Providers that are eager PyTorch: the reference, PyTorch's own fused operator, timm's model, in
 # rows of bf16 the reference in fp32, and on a GPU each backend of scaled_dot_product_attention.
-EAGER = ("torch", "torch_fused", "timm", "torch_fp32", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
+EAGER = (
+    "torch", "torch_math", "torch_fused", "timm", "torch_fp32", "sdpa_flash", "sdpa_efficient",
+    "sdpa_cudnn",
+)  # fmt: skip
 
 PRECISION = {"float32": "fp32", "bfloat16": "bf16"}  # of an operator on such tensors
 

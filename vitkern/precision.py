@@ -16,8 +16,8 @@ class Precision(NamedTuple):
     name: str
     dtype: torch.dtype  # what matrices are held in
     unit: float  # spacing, relative, of the values that a GEMM's operands keep
-    # What the error contract's factors are multiplied by on GPUs. fp32 is three tf32 GEMMs there,
-    # which keep 21 to 22 bits of an operand instead of 24.
+    # What the error contract's factors are multiplied by on GPUs, where contract.on_gpu says so.
+    # fp32 is three tf32 GEMMs there, which keep 21 to 22 bits of an operand instead of 24.
     gpu_room: float = 1.0
 
 

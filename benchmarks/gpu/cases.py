@@ -52,7 +52,7 @@ class Selection:
     models: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
     precisions: tuple[str, ...] = ()
-    compile: str = ""  # "", "default", or "max-autotune" (both)
+    compile: str = "none"  # "default", or "max-autotune" (both)
     image_size: int = IMAGE_SIZE
     mode: str = "default"  # "quick", "default", "full"
 
@@ -63,7 +63,7 @@ class Selection:
             tuple(given.model or ()),
             tuple(given.batch or ()),
             tuple(given.dtype or ()),
-            given.compile or "",
+            given.compile or ("none" if given.quick else "max-autotune"),
             given.image_size,
             "quick" if given.quick else "full" if given.full else "default",
         )

@@ -1,7 +1,8 @@
-"""Who takes turns on a GPU: vitkern, the same in a CUDA graph, eager PyTorch's ways, torch.compile.
+"""Who takes turns on a GPU: vitkern and its peers, of models each also in a CUDA graph.
 
 A competitor is built by a function of no argument, so that one that does not fit into memory, or
-that PyTorch does not have here, fails alone.
+that is not there, fails alone. Eager PyTorch is the first: the others' results are compared with
+its own before anybody is timed (measure.py).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import models, peers
+from benchmarks.gpu import model_peers
 from benchmarks.gpu.cases import Case, Selection
-from benchmarks.gpu.device import Device
+from benchmarks.gpu.device import Device, LeftOut
+from benchmarks.gpu.model_peers import GRAPH, MODES, Wanted, imported, original, twin
 from vitkern import ViT
 from vitkern.contract import Error
 from vitkern.precision import PRECISIONS
@@ -29,17 +32,12 @@ from vitkern.registry import REGISTRY, OpSpec
 
 Build = Callable[[], Callable[[], object]]
 
-TIMM = {
-    "Ti/16": "vit_tiny_patch16_224",
-    "S/16": "vit_small_patch16_224",
-    "B/16": "vit_base_patch16_224",
-    "L/16": "vit_large_patch16_224",
-}
 SDPA = {
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+FEW_IMAGES = 64  # whose forwards fit into memory beside each other, each in a graph of its own
 LOSS_SCALE = {"fp16": 1024.0}  # small gradients would vanish in fp16, as in any training
 
 
@@ -61,6 +59,13 @@ class Contest(NamedTuple):
     path: str = ""  # the one that vitkern's model takes
     trains: bool = False
     cold: bool = False  # whether caches are emptied before every call
+    # Timed after the others, each by itself: a graph holds its activations while it exists.
+    alone: tuple[str, ...] = ()
+
+    def rounds(self) -> list[tuple[str, ...]]:
+        """Who takes turns with whom."""
+        together = tuple(name for name in self.builds if name not in self.alone)
+        return [together, *((name,) for name in self.alone)]
 
     def regime(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self.trains else torch.inference_mode()
@@ -71,14 +76,8 @@ def contest(case: Case, device: Device, selection: Selection) -> Contest:
     return make(case, device, selection)
 
 
-def modes(selection: Selection) -> dict[str, str]:
-    """provider -> torch.compile's mode."""
-    both = {"compile": "default", "compile_max": "max-autotune"}
-    return dict(list(both.items())[: ("", "default", "max-autotune").index(selection.compile)])
-
-
 def captured(device: Device, call: Callable[[], object], dtype: torch.dtype) -> Callable:
-    """`call` in a graph, after a look at whether a replay gives the same result."""
+    """vitkern's `call` in a graph, after a look at whether a replay gives the same result."""
     replay = device.graph(call)
     plain, again = (result.detach().clone() for result in (call(), replay()))
     off = Error.of(again, plain).worst
@@ -95,6 +94,15 @@ def sdpa(backend: SDPBackend, *arguments) -> Tensor:
         return peers.attention(*arguments)
 
 
+def flash_attention(qkv: Tensor, bias: Tensor | None, scale: float, *_) -> Tensor:
+    if bias is not None:
+        raise LeftOut("flash-attn takes no bias")
+    if qkv.dtype not in (torch.float16, torch.bfloat16):
+        raise LeftOut("flash-attn takes fp16 and bf16 only")
+    function = imported("flash_attn", "flash-attn").flash_attn_qkvpacked_func
+    return function(qkv, softmax_scale=scale)  # (B, S, 3, H, E) -> (B, S, H, E)
+
+
 def eager_ways(spec: OpSpec) -> dict[str, Callable]:
     """Eager PyTorch's ways to compute a row of the table, each of the schema's arguments."""
     ways: dict[str, Callable] = {"torch": spec.op.reference}
@@ -102,6 +110,7 @@ def eager_ways(spec: OpSpec) -> dict[str, Callable]:
         ways["torch_fused"] = peers.FUSED[spec.name]
         if spec.op.name == "attention":
             ways |= {name: functools.partial(sdpa, kind) for name, kind in SDPA.items()}
+            ways["flash_attn"] = flash_attention
     return ways
 
 
@@ -128,13 +137,17 @@ def operator(case: Case, device: Device, selection: Selection) -> Contest:
 
         return once
 
+    def compiled(name: str, function: Callable) -> Callable:
+        model_peers.refuse_compile(name, selection)
+        return device.compile(function, MODES[name])
+
     ways = eager_ways(spec)
     builds: dict[str, Build] = {
         name: lambda way=way: call(way, plain) for name, way in ways.items()
     }
     best = ways.get("torch_fused", ways["torch"])
-    for name, mode in modes(selection).items():
-        builds[name] = lambda mode=mode: call(device.compile(best, mode), plain)
+    for name in MODES:
+        builds[name] = lambda name=name: call(compiled(name, best), plain)
     builds["native"] = lambda: call(native, saving)
     times = 3 if trains else 1  # the matmuls of a backward are twice those of the forward
     read = sum(t.numel() * t.element_size() for t in inputs.values())
@@ -152,45 +165,44 @@ def differentiable(spec: OpSpec, inputs: dict[str, Tensor]) -> list[str]:
 # ---- Models ----
 
 
-@functools.lru_cache(maxsize=1)
-def original(name: str, size: int, device: torch.device) -> ViT:
-    """The fp32 model whose weights all competitors have."""
-    torch.manual_seed(0)
-    return ViT(name, image_size=size, device=device).eval()
-
-
-def twin(model: ViT, path: str) -> ViT:
-    """The same model with the same parameters in memory, on another path."""
-    found = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-    found.path = path
-    return found
-
-
-def timm_name(name: str) -> str:
-    """What timm calls the model; "" where it has none that is the same."""
-    return TIMM.get(name) or (name if name.startswith("vit_") else "")
-
-
-@functools.lru_cache(maxsize=1)
-def timm_original(name: str, size: int, device: torch.device) -> nn.Module:
-    """timm's fp32 model with the weights of `original`."""
-    peer = peers.timm_model(timm_name(name), img_size=size)
-    if peer is None:
-        raise ImportError("timm is not installed")
-    peer.load_state_dict(original(name, size, device).state_dict())
-    return peer.to(device)
-
-
-def timm_twin(model: ViT, name: str, size: int) -> nn.Module:
-    return copy.deepcopy(timm_original(name, size, model.device)).to(model.dtype)
-
-
 def path_of(model: ViT, image: Tensor) -> str:
     """The next forward's, engine or fused; NoKernels where it is plain PyTorch."""
     said = model.explain(image)
     if said.startswith("path: reference") or "PyTorch references" in said:
         raise NoKernels(f"vitkern has no kernels for this: {'; '.join(said.splitlines())}")
     return said.split("\n")[0].removeprefix("path: ").split(" ")[0]
+
+
+def with_graphs(
+    wanted: Wanted, call: Callable[[model_peers.Peer], Callable[[], object]]
+) -> dict[str, Build]:
+    """Every peer as it is, and in a CUDA graph.
+
+    A captured training step goes on writing its gradients, so it has parameters of its own; other
+    graphs are of the very peers that run without one.
+    """
+
+    def graph(make: Callable[[], model_peers.Peer], name: str) -> Callable[[], object]:
+        if wanted.trains:
+            own = call(model_peers.make(name, wanted._replace(model=copy.deepcopy(wanted.model))))
+            return Replay(wanted.device.graph(own), own.probe)
+        with torch.inference_mode():
+            return wanted.device.graph(call(make()))
+
+    makers = {
+        name: functools.cache(functools.partial(model_peers.make, name, wanted))
+        for name in model_peers.PEERS
+    }
+    plain = {name: lambda make=make: call(make()) for name, make in makers.items()}
+    captures = {
+        name + GRAPH: lambda make=make, name=name: graph(make, name)
+        for name, make in makers.items()
+    }
+    return {**plain, **captures}
+
+
+def graphs_of(builds: dict[str, Build]) -> tuple[str, ...]:
+    return tuple(name for name in builds if name.endswith(GRAPH))
 
 
 def forward(case: Case, device: Device, selection: Selection) -> Contest:
@@ -200,26 +212,21 @@ def forward(case: Case, device: Device, selection: Selection) -> Contest:
     model = copy.deepcopy(base).to(dtype)
     image = examples(base, batch, size)[0].to(dtype)
 
-    def call(module: Callable) -> Callable[[], object]:
-        return lambda: module(image)
-
     def graph() -> Callable[[], object]:
         with torch.inference_mode():
-            return captured(device, call(model), dtype)
+            return captured(device, lambda: model(image), dtype)
 
-    builds: dict[str, Build] = {"torch": lambda: call(twin(model, "reference"))}
-    if timm_name(case.name):
-        builds["timm"] = lambda: call(timm_twin(model, case.name, size).eval())
-    for name, mode in modes(selection).items():
-        builds[name] = lambda mode=mode: call(device.compile(twin(model, "reference"), mode))
-    builds |= {"native_graph": graph, "native": lambda: call(model)}
+    wanted = Wanted(model, case.name, image, case.precision, device, selection)
+    builds = with_graphs(wanted, lambda peer: lambda: peer.run(image))
+    builds |= {"native": lambda: lambda: model(image), "native_graph": graph}
+    alone = graphs_of(builds) if batch > FEW_IMAGES else ()
     with torch.inference_mode():
         path = path_of(model, image)
     flops = models.flops(base, batch, size)
     ours = models.engine_flops(base, batch, size) if path == "engine" else flops
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     moved = weights + image.numel() * image.element_size()
-    return Contest(builds, flops, ours, moved, path)
+    return Contest(builds, flops, ours, moved, path, alone=alone)
 
 
 @dataclass
@@ -244,6 +251,20 @@ class Step:
         loss.backward()
         return loss.detach()
 
+    def probe(self) -> Tensor:
+        """The gradient that has come through the whole model."""
+        return self.module.patch_embed.proj.weight.grad
+
+
+class Replay(NamedTuple):
+    """A captured training step."""
+
+    replay: Callable[[], object]
+    probe: Callable[[], Tensor]
+
+    def __call__(self) -> object:
+        return self.replay()
+
 
 def autocast(image: Tensor, precision: str) -> contextlib.AbstractContextManager:
     """To the precision's 16 bits; nothing for a float64 image, which is the truth's."""
@@ -267,22 +288,16 @@ def training(case: Case, device: Device, selection: Selection) -> Contest:
     def step(module: nn.Module, run: Callable | None = None) -> Step:
         return Step(module.train(), run or module, image, target, case.precision)
 
-    def compiled(mode: str) -> Step:
-        module = twin(base, "reference")
-        return step(module, device.compile(module, mode))
-
     def graph() -> Callable[[], object]:
-        return captured(device, step(copy.deepcopy(base)), torch.float32)
+        own = step(copy.deepcopy(base))
+        return Replay(captured(device, own, torch.float32), own.probe)
 
-    builds: dict[str, Build] = {"torch": lambda: step(twin(base, "reference"))}
-    if timm_name(case.name):
-        builds["timm"] = lambda: step(timm_twin(base, case.name, size))
-    for name, mode in modes(selection).items():
-        builds[name] = lambda mode=mode: compiled(mode)
-    builds |= {"native_graph": graph, "native": lambda: step(twin(base, "auto"))}
+    wanted = Wanted(base, case.name, image, case.precision, device, selection, trains=True)
+    builds = with_graphs(wanted, lambda peer: step(*peer))
+    builds |= {"native": lambda: step(twin(base, "auto")), "native_graph": graph}
     flops = 3 * models.flops(base, batch, size)
     weights = sum(p.numel() * p.element_size() for p in base.parameters())
     moved = 3 * weights + image.numel() * image.element_size()  # read twice, gradients written
     with autocast(image, case.precision):
         path = path_of(twin(base, "auto").train(), image)
-    return Contest(builds, flops, flops, moved, path, trains=True)
+    return Contest(builds, flops, flops, moved, path, trains=True, alone=graphs_of(builds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,14 @@ from vitkern.measure.timing import EventClock
 GRAPH_WARM_UPS = 3  # calls before a capture: compilers, libraries and allocators settle
 # What empties a cache of unknown size: AMD's last one (256 MiB on MI300X) is not told.
 UNKNOWN_CACHE = 256 << 20
+
+
+class NotInstalled(ImportError):
+    """A competitor's package is not there: the report says just that."""
+
+
+class LeftOut(ValueError):
+    """A competitor does not do this, or was not asked to; the text says which."""
 
 
 class DeviceLost(RuntimeError):
@@ -70,6 +79,8 @@ class Device:
         """Why something was left out, in one line; DeviceLost where nothing can go on."""
         if out_of_memory(error):
             return "out of memory"
+        if isinstance(error, NotInstalled | LeftOut):
+            return "not installed" if isinstance(error, NotInstalled) else str(error)
         first = f"{type(error).__name__}: {error}".strip().splitlines()[0].split(". ")[0][:200]
         try:
             self.synchronize()  # an error that stays shows here again
@@ -80,6 +91,11 @@ class Device:
     def compile(self, function: Callable, mode: str) -> Callable:
         """torch.compile for this one shape."""
         return torch.compile(function, mode=None if mode == "default" else mode, dynamic=False)
+
+    @functools.cached_property
+    def arch(self) -> str:
+        """ "sm_80" or "gfx942"."""
+        return str(self.facts()["capability"])
 
     def facts(self) -> dict[str, object]:
         return describe_gpu(self.properties)

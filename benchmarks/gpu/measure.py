@@ -1,4 +1,8 @@
-"""Times one case: its competitors take turns on the device; who fails is left out with a note."""
+"""Times one case: its competitors take turns on the device; who fails is left out with a note.
+
+Before anybody is timed, what each call computes is compared with eager PyTorch's result: a peer
+that computes something else is a note, too.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,27 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from benchmarks import rows
 from benchmarks.gpu import limits as device_limits
 from benchmarks.gpu.cases import Case, Selection
 from benchmarks.gpu.competitors import Contest, GraphDiffers, contest
 from benchmarks.gpu.device import Device, computing_in
-from vitkern.measure.timing import Turns
+from benchmarks.gpu.model_peers import GRAPH
+from vitkern.contract import Error
+from vitkern.measure.timing import Spread, Turns
 from vitkern.precision import PRECISIONS
 
 # Seconds of turns for one case by mode; before them a part for the device's clocks to rise.
 SECONDS = {"quick": 0.05, "default": 0.5, "full": 3.0}
 SETTLING = 0.3  # of those seconds
+# How far results of the same precision may be from each other, in units of the precision (the
+# spacing of a GEMM's operands) and of the result's rms. Two right ones are a few apart after dozens
+# of layers; a peer that computes another function (no LayerScale, another GELU) is not meant to be
+# caught to the last bit: vitkern's own errors are held to the contract (contract.py).
+APART = 16.0
+ALONE = 0.2  # of the seconds of a case, for one that is timed by itself
 
 
 class Outcome(NamedTuple):
@@ -50,33 +63,83 @@ def measure(
 ) -> Outcome:
     """All competitors of the case in turns. DeviceLost and GraphDiffers end the run."""
     device.free()  # what the case before this one held
-    if selection.compile:
+    if selection.compile != "none":
         torch.compiler.reset()  # past eight shapes of one function it would run eagerly instead
+    times, notes = _Times({}, {}), {}
     with computing_in(case.precision):
         try:
             found = contest(case, device, selection)
         except Exception as error:  # the inputs alone do not fit, or there is no kernel
             return Outcome([], [_skipped(case, "native", device.reason(error))], {})
-        turns, notes = _turns(found, device, SECONDS[selection.mode])
+        check = Agreement(PRECISIONS[case.precision].unit)
+        for names in found.rounds():
+            seconds = SECONDS[selection.mode] * (1 if len(names) > 1 else ALONE)
+            turns = _turns(found, names, check, device, seconds, notes)
+            if turns is not None:
+                times.samples.update(turns.samples)
+                times.spreads.update(turns.spreads())
+            del turns
+            device.free()
     skipped = [_skipped(case, name, why) for name, why in notes.items()]
-    if turns is None:
-        return Outcome([], skipped, {})
-    return Outcome(_rows(case, found, turns, limits), skipped, turns.samples)
+    return Outcome(_rows(case, found, times, limits), skipped, times.samples)
 
 
-def _turns(found: Contest, device: Device, seconds: float) -> tuple[Turns | None, dict[str, str]]:
-    functions, notes = {}, {}
-    for name, build in found.builds.items():
+class _Times(NamedTuple):
+    samples: dict[str, list[float]]
+    spreads: dict[str, Spread]
+
+
+class Differs(Exception):
+    """A competitor computed something else than eager PyTorch."""
+
+
+class Agreement:
+    """Compares results with those of the first that ran, which is eager PyTorch if it can."""
+
+    def __init__(self, unit: float) -> None:
+        self.unit = unit
+        self._first: list[Tensor] = []
+
+    def check(self, function: Callable[[], object], result: object) -> None:
+        """Raises Differs; `result` is what `function` just returned."""
+        probe = getattr(function, "probe", None)  # of a training step: a gradient
+        found = [result, probe() if probe else None]
+        tensors = [t.detach() for t in found if isinstance(t, Tensor)]
+        if not self._first:
+            self._first = [t.clone() for t in tensors]
+            return
+        for ours, first in zip(tensors, self._first, strict=True):
+            if ours.shape != first.shape:
+                raise Differs(f"its result is {tuple(ours.shape)}, not {tuple(first.shape)}")
+            off = Error.of(ours, first).rms
+            if not off <= APART * self.unit:
+                raise Differs(f"its result is another one, {off:.1e} of its size away")
+
+
+def _turns(
+    found: Contest, names: tuple[str, ...], check: Agreement, device: Device, seconds: float,
+    notes: dict[str, str],
+) -> Turns | None:  # fmt: skip
+    """These competitors in turns; None if there is none. Who fails is noted."""
+    functions: dict[str, Callable[[], object]] = {}
+    for name in names:
+        if name.removesuffix(GRAPH) in notes:  # what does not run is not captured either
+            notes[name] = notes[name.removesuffix(GRAPH)]
+            continue
         try:
-            function = build()
+            function = found.builds[name]()
             with found.regime():
-                function()
+                result = function()
                 device.synchronize()
+                check.check(function, result)
             functions[name] = _named(name, function, device)
         except GraphDiffers:
             raise
+        except Differs as error:
+            notes[name] = str(error)
         except Exception as error:  # anything that PyTorch, timm or a compiler may throw
             notes[name] = device.reason(error)
+        function = result = None
         if name in notes:
             device.free()  # outside of the handler, whose traceback holds tensors
     while functions:
@@ -85,12 +148,12 @@ def _turns(found: Contest, device: Device, seconds: float) -> tuple[Turns | None
                 turns = Turns(functions, device.clock(found.cold))
                 turns.settle(SETTLING * seconds)
                 turns.run(seconds)
-            return turns, notes
+            return turns
         except Failed as failed:
             loser, notes[failed.name] = failed.name, failed.why
         del functions[loser]
         device.free()
-    return None, notes
+    return None
 
 
 def _named(name: str, function: Callable[[], object], device: Device) -> Callable[[], object]:
@@ -103,8 +166,8 @@ def _named(name: str, function: Callable[[], object], device: Device) -> Callabl
     return call
 
 
-def _rows(case: Case, found: Contest, turns: Turns, limits: Mapping[str, object]) -> list[dict]:
-    spreads = turns.spreads()
+def _rows(case: Case, found: Contest, times: _Times, limits: Mapping[str, object]) -> list[dict]:
+    spreads = times.spreads
     eager = [spreads[p].median for p in rows.EAGER if p in spreads]
     made = []
     for provider, spread in spreads.items():
@@ -119,7 +182,7 @@ def _rows(case: Case, found: Contest, turns: Turns, limits: Mapping[str, object]
             min(eager, default=None),
             flops=found.native_flops if ours else found.flops,
             bytes_moved=found.bytes_moved,
-            rounds=len(turns.samples[provider]),
+            rounds=len(times.samples[provider]),
             precision=case.precision,
         )
         del row["multiply_gflops"]  # a CPU's calibration

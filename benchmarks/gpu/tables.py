@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+from benchmarks.gpu.model_peers import GRAPH, PEERS
 from benchmarks.rows import EAGER, precision, shape_text
 from benchmarks.tables import fastest_eager, groups, stamp
 from vitkern.measure import charts
@@ -12,7 +13,8 @@ UNMEASURED = (
     "**GPU speed is unmeasured**: nobody has run `vitkern bench --device cuda` yet, so nothing is"
     " claimed about it."
 )
-SHOWN = ("compile", "compile_max", "native_graph")  # besides eager PyTorch, timm and vitkern
+# In pictures, besides eager PyTorch, timm and vitkern.
+SHOWN = ("flash_attn", "compile", "compile_max", "tensorrt", "native_graph")
 # kind of row -> (its pictures' names, their titles), with the precision after each
 PICTURES = {
     "model": ("gpu_models", "Whole models on a GPU"),
@@ -30,7 +32,9 @@ def summary(rows: list[dict]) -> str:
     """For README.md: whole models, or that there is no result yet."""
     if not rows:
         return UNMEASURED
-    return "\n".join([*whole(rows, "model"), "", conditions(rows)])
+    missing = skipped_text([row for row in rows if row.get("of", "model") == "model"])
+    parts = ["\n".join(whole(rows, "model")), conditions(rows), missing]
+    return "\n\n".join(part for part in parts if part)
 
 
 def text(rows: list[dict]) -> str:
@@ -49,31 +53,48 @@ def text(rows: list[dict]) -> str:
 
 
 def conditions(rows: list[dict]) -> str:
+    who = "; ".join(f"{charts.NAMES[name]}: {what}" for name, what in PEERS.items())
     return (
-        f"Median of calls timed in turns by the device's events; {stamp(rows)}. PyTorch and timm"
-        " eager, all competitors at the row's precision. The speed-up is vitkern's, and in brackets"
-        " that of vitkern in a CUDA graph, over the faster of the two."
+        f"Milliseconds as it is / in a CUDA graph, median of calls timed in turns by the device's"
+        f" events; {stamp(rows)}. All have the row's precision and the same weights, and results"
+        f" were compared before anybody was timed. {who}. The speed-up is vitkern's over the"
+        " fastest eager one, in brackets that of its graph; the last column is the better of"
+        " vitkern's two over the best of all others."
     )
 
 
 def whole(rows: list[dict], kind: str) -> list[str]:
     """Whole models: milliseconds of each competitor, images a second, speed-up."""
-    columns = ["torch", "timm", *(p for p in SHOWN if any(r.get("provider") == p for r in rows))]
-    columns += ["native"]
-    heads = [{"torch": "PyTorch"}.get(p) or charts.NAMES[p].removesuffix(" eager") for p in columns]
+    columns = [*PEERS, "native"]
     lines = [
-        f"| model | batch | precision | {' | '.join(heads)} | images/s | speed-up |",
-        "|---|--:|---|" + "--:|" * (len(columns) + 2),
+        f"| model | batch | precision | {' | '.join(charts.NAMES[p] for p in columns)}"
+        " | images/s | speed-up | over the best |",
+        "|---|--:|---|" + "--:|" * (len(columns) + 3),
     ]
-    for (name, axes, how), group in groups(rows, kind).items():
-        cells = [f"{group[p]['us'] / 1e3:.2f} ms" if p in group else "–" for p in columns]
+    reasons = {
+        (row["name"], tuple(row["axes"].items()), row["precision"], row["provider"]): row["why"]
+        for row in rows
+        if row["kind"] == "skipped" and row["of"] == kind
+    }
+    for key, group in groups(rows, kind).items():
+        name, axes, how = key
+        cells = [cell(group, p, reasons.get((*key, p), "")) for p in columns]
         batch = dict(axes)["B"]
-        ours = group.get("native")
-        speed = f"{batch / ours['us'] * 1e6:.0f}" if ours else "–"
-        lines.append(
-            f"| {name} | {batch} | {how} | {' | '.join(cells)} | {speed} | {gains(group)} |"
-        )
+        ours = [group[p]["us"] for p in ("native", "native" + GRAPH) if p in group]
+        speed = f"{batch / min(ours) * 1e6:.0f}" if ours else "–"
+        others = [row["us"] for p, row in group.items() if not p.startswith("native")]
+        best = f"{min(others) / min(ours):.2f}×" if ours and others else "–"
+        line = [name, str(batch), how, *cells, speed, gains(group), best]
+        lines.append(f"| {' | '.join(line)} |")
     return lines
+
+
+def cell(group: dict[str, dict], provider: str, why: str) -> str:
+    """ "2.00 / 1.50" without and with a graph; who is not installed has that in its place."""
+    times = [group.get(name) for name in (provider, provider + GRAPH)]
+    if not any(times):
+        return why if why == "not installed" else "–"
+    return " / ".join(f"{row['us'] / 1e3:.2f}" if row else "–" for row in times)
 
 
 def gains(group: dict[str, dict]) -> str:
@@ -141,17 +162,21 @@ def limits_text(rows: list[dict]) -> str:
 def skipped_text(rows: list[dict]) -> str:
     """Who was left out and why, the same reasons together."""
     reasons: dict[tuple[str, str], list[str]] = {}
+    graphs: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         if row["kind"] == "skipped":
             what = f"{row['name']} {shape_text(row['axes'])} {row['precision']}"
             what += " (with backward)" if row["of"].endswith("train") else ""
-            reasons.setdefault((row["provider"], row["why"]), []).append(what)
+            key = (row["provider"].removesuffix(GRAPH), row["why"])
+            reasons.setdefault(key, []).append(what)
+            graphs.setdefault(key, set()).add(row["provider"])
     if not reasons:
         return ""
     lines = ["Left out:", ""]
-    for (provider, why), found in reasons.items():
+    for key, found in reasons.items():
+        found = list(dict.fromkeys(found))
         some = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
-        lines.append(f"- {provider}: {why.replace('|', ' ')} ({some})")
+        lines.append(f"- {', '.join(sorted(graphs[key]))}: {key[1].replace('|', ' ')} ({some})")
     return "\n".join(lines)
 
 

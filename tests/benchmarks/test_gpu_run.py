@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import rows
-from benchmarks.gpu import competitors, device, measure, publish, tables
+from benchmarks.gpu import competitors, device, measure, model_peers, publish, tables
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.cases import Case, Selection, cases
 from tests.conftest import ROOT
@@ -31,8 +31,8 @@ def pretended(monkeypatch):
     published = rows.CUDA.exists()
     yield
     assert rows.CUDA.exists() == published, "a test published its results"
-    competitors.original.cache_clear()
-    competitors.timm_original.cache_clear()
+    model_peers.original.cache_clear()
+    model_peers.timm_original.cache_clear()
 
 
 def run(tmp_path, *arguments) -> tuple[int, list[dict]]:
@@ -52,9 +52,10 @@ def test_models_are_checked_timed_and_drawn(tmp_path, capsys):
     status, found = run(tmp_path, *TINY, "--batch", "2", "--compile", "max-autotune")
     said = capsys.readouterr()
     assert status == 0, said.err
-    everyone = {"torch", "timm", "compile", "compile_max", "native_graph", "native"}
-    assert timed(found, "model").keys() >= everyone - {"timm"}
-    assert timed(found, "train").keys() >= everyone - {"timm"}
+    there = ("torch", "torch_math", "compile", "compile_max", "native")
+    everyone = {name + way for name in there for way in ("", "_graph")}
+    assert timed(found, "model").keys() >= everyone
+    assert timed(found, "train").keys() >= everyone
     ours = timed(found, "model")["native"]
     assert ours["path"] == "engine" and ours["precision"] == "fp32" and ours["axes"] == {"B": 2}
     assert ours["ratio"] > 0 and ours["of_peak_flops"] >= 0 and ours["of_peak_gbs"] >= 0
@@ -140,14 +141,15 @@ def test_who_does_not_fit_into_memory_is_left_out(tmp_path, capsys, monkeypatch)
     def too_large(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB")
 
-    monkeypatch.setattr(competitors, "timm_twin", too_large)
+    monkeypatch.setattr(model_peers, "timm_twin", too_large)
     status, found = run(tmp_path, *TINY)
     assert status == 0
-    assert timed(found, "model").keys() == {"torch", "native_graph", "native"}
-    lost = [row for row in found if row["kind"] == "skipped"]
-    assert {(row["provider"], row["why"]) for row in lost} == {("timm", "out of memory")}
+    there = ("torch", "torch_math", "native")
+    assert timed(found, "model").keys() == {n + way for n in there for way in ("", "_graph")}
+    lost = {row["provider"]: row["why"] for row in found if row["kind"] == "skipped"}
+    assert lost["timm"] == lost["timm_graph"] == "out of memory"
     assert "without timm: out of memory" in capsys.readouterr().out
-    assert "- timm: out of memory (Ti/16 B1 fp32" in tables.text(found)
+    assert "- timm, timm_graph: out of memory (Ti/16 B1 fp32" in tables.text(found)
 
 
 def test_vitkern_itself_out_of_memory_is_a_note_and_the_run_goes_on(tmp_path, monkeypatch):
@@ -170,7 +172,8 @@ def test_vitkern_itself_out_of_memory_is_a_note_and_the_run_goes_on(tmp_path, mo
     assert "of_peak_flops" not in outcome.rows[0], "a share of an unknown peak"
     stamped = {"machine": gpu.facts(), "commit": "abc", "date": "2026-01-01"}
     found = [{**row, **stamped} for row in (*outcome.rows, *outcome.skipped)]
-    assert "| Ti/16 | 256 | bf16 | 0.00 ms | – | – | – | – |" in tables.text(found)
+    cells = ["0.00 / –", *["–"] * 10]  # PyTorch's, six other peers, vitkern, images/s, speed-ups
+    assert f"| Ti/16 | 256 | bf16 | {' | '.join(cells)} |" in tables.text(found)
     assert tables.draw(found, tmp_path) == []
 
 

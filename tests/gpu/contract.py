@@ -11,7 +11,7 @@ import torch
 
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.evidence.interpreter import Interpreter
-from vitkern.contract import judge
+from vitkern.contract import judge, on_gpu
 from vitkern.gpu.launch import executing
 from vitkern.precision import PRECISIONS
 
@@ -20,9 +20,9 @@ LONG = 500  # tokens: a case of many seconds in the interpreter
 REAL = 190  # tokens: a case of seconds
 
 
-def problem(got, torchs, truth, slack, numerics) -> str:
+def problem(got, torchs, truth, slack, numerics, operator="") -> str:
     """What breaks the contract of every backend at the precision of a GPU's GEMMs; or ""."""
-    row = PRECISIONS[numerics]
+    row = on_gpu(PRECISIONS[numerics], "sm_80", operator)
     return judge(got, torchs, truth, dtype=got.dtype, slack=slack, gpu=row).problem
 
 
@@ -68,7 +68,7 @@ def check(spec, got, inputs, numerics, slack=None):
     with yardstick(numerics):
         torchs = spec.op.reference(*spec.arguments(cast(inputs, DTYPES[numerics]), True))
     for name, g, truth, t in zip(spec.op.outputs, got, truths, torchs, strict=True):
-        wrong = problem(g, t, truth, slack or spec.slack, numerics)
+        wrong = problem(g, t, truth, slack or spec.slack, numerics, spec.op.name)
         assert not wrong, f"{spec.name}.{name}: {wrong}"
 
 
@@ -104,7 +104,7 @@ def check_gradients(spec, got, inputs, names, numerics, slack=None):
         torchs = reference_gradients(spec, inputs, names, DTYPES[numerics])
     for name, g, truth, t in zip(names, got, truths, torchs, strict=True):
         assert g.dtype == inputs[name].dtype, f"{spec.name} d{name}"
-        wrong = problem(g, t, truth, slack or spec.slack, numerics)
+        wrong = problem(g, t, truth, slack or spec.slack, numerics, spec.op.name)
         assert not wrong, f"{spec.name} d{name}: {wrong}"
 
 

@@ -89,6 +89,9 @@ class Pretended(device.Device):
     def __init__(self):
         super().__init__(torch.device("cpu"), Cuda())
 
+    def free(self):
+        self.cuda.empty_cache()  # collecting garbage takes as long as a case here
+
     def compile(self, function, mode):
         return lambda *arguments: function(*arguments)
 

@@ -5,11 +5,12 @@ one process, and writes one JSON line per measurement. Arguments after -- go to 
     vitkern bench -- -k layernorm
 
 On a GPU, NVIDIA's or AMD's, it first checks operators, models and gradients against float64, and
-stops with status 1 if an error is too large; then it times vitkern, vitkern in a CUDA graph, eager
-PyTorch and timm by the device's own events, writes rows and pictures, and says where they are:
+stops with status 1 if an error is too large; then it times, by the device's own events, vitkern,
+eager PyTorch with and without SDPA, timm, torch.compile, flash-attn and TensorRT, models of each
+with and without a CUDA graph; writes rows and pictures, and says where they are and who is missing:
     vitkern bench --device cuda             # everything
     vitkern bench --device cuda --quick     # the smallest shapes: does it run, is it right
-    vitkern bench --device cuda --model B/16 --batch 1,64 --dtype bf16 --compile
+    vitkern bench --device cuda --model B/16 --batch 1,64 --dtype bf16 --compile default
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ GPU_OPTIONS: dict[str, dict] = {
     "--compile": {
         "nargs": "?",
         "const": "default",
-        "choices": ("default", "max-autotune"),
-        "help": "GPU: time torch.compile too, and with max-autotune also in that mode (slow)",
+        "choices": ("none", "default", "max-autotune"),
+        "help": "GPU: torch.compile's modes to time: none (so with --quick), default, or both of"
+        " default and max-autotune (the default: compiling takes hours)",
     },
     "--image-size": {
         "type": int,

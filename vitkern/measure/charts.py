@@ -13,17 +13,23 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = {
     "torch": "#7f7f7f",
+    "torch_math": "#bfbfbf",
     "timm": "#E69F00",
+    "flash_attn": "#D55E00",
     "compile": "#009E73",
     "compile_max": "#F0E442",
+    "tensorrt": "#CC79A7",
     "native_graph": "#56B4E9",
     "native": "#0072B2",
 }
 NAMES = {
     "torch": "PyTorch eager",
+    "torch_math": "PyTorch eager, attention written out",
     "timm": "timm eager",
+    "flash_attn": "flash-attn",
     "compile": "torch.compile",
     "compile_max": "torch.compile, max-autotune",
+    "tensorrt": "TensorRT",
     "native_graph": "vitkern in a CUDA graph",
     "native": "vitkern",
 }
