@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import functools
+import pathlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,8 +19,10 @@ from vitkern.gpu.launch import Launch, Variant
 
 from .machine import DTYPES, Machine
 from .memory import GlobalMemory
-from .parser import Program, PtxError, parse
+from .parser import Instruction, Program, PtxError, parse
+from .proxy import AsyncProxy
 from .shared import SharedMemory
+from .warpgroup import Flight, InFlightError, uses_wgmma
 
 
 def run_ptx(
@@ -29,11 +36,13 @@ def run_ptx(
     names: list[str] | None = None,
     writes: frozenset[str] | None = None,
     toward_zero: bool = False,
+    serialised: bool = False,
 ) -> None:
     """Execute `entry`; `params` are numbers, None (a null pointer), torch tensors or numpy arrays.
 
-    Their types are those that the PTX declares. Tensors are read and written in place; only those
-    whose name is in `writes` (all, if it is None) may be written.
+    Their types are those that the PTX declares. Tensors are read and written in place, and only if
+    the kernel ends; only those whose name is in `writes` (all, if it is None) may be written.
+    `serialised` is warpgroup.InFlightError's.
     """
     program = parse(ptx, entry) if isinstance(ptx, str) else ptx
     if len(params) != len(program.params):
@@ -49,6 +58,8 @@ def run_ptx(
     memory.open()
     machine = Machine(program, tuple([*grid, 1, 1][:3]), threads, packed)
     machine.globals, machine.shared = memory, SharedMemory(machine, shared_bytes)
+    if uses_wgmma(program):
+        machine.shared.proxy, machine.flight = AsyncProxy(machine), Flight(machine, serialised)
     machine.toward_zero = toward_zero
     machine.run()
     memory.close()
@@ -65,19 +76,22 @@ def _pack(value: float, kind: str) -> bytes:
 class PtxExecutor:
     """Compiles each launch as the ahead-of-time build does, and emulates its PTX.
 
-    `with executing(PtxExecutor()): forward(...)` on CPU tensors. `arch` is sm_80 or another one
-    whose tensor cores are driven by mma.sync (86, 89, 120); `toward_zero` is matrix.py's.
+    `with executing(PtxExecutor()): forward(...)` on CPU tensors. `arch` is any but sm_100, whose
+    tcgen05 is not emulated; `toward_zero` is matrix.py's. `serialised` are the launches whose wgmma
+    ptxas runs one by one.
     """
 
     def __init__(self, arch: str = "sm_80", toward_zero: bool = False) -> None:
         self.arch, self.toward_zero = arch, toward_zero
         self.launches: list[Launch] = []
+        self.serialised: list[Launch] = []
 
     def run(self, launch: Launch) -> None:
         self.launches.append(launch)
         program, shared_bytes = compiled(launch.variant, self.arch)
         scratch = [None, None]  # global_scratch, profile_scratch
-        run_ptx(
+        start = functools.partial(
+            run_ptx,
             program,
             program.entry,
             launch.grid,
@@ -88,6 +102,46 @@ class PtxExecutor:
             writes=frozenset(launch.writes),
             toward_zero=self.toward_zero,
         )
+        try:
+            start()
+        except InFlightError:
+            if not is_serialised(program):
+                raise
+            self.serialised.append(launch)
+            start(serialised=True)
+
+    def classes(self) -> dict[str, set[str]]:
+        """Kernels that ran, by the classes of instructions that their programs hold."""
+        found: dict[str, set[str]] = {name: set() for name in CLASSES}
+        for launch in self.launches:
+            program, _ = compiled(launch.variant, self.arch)
+            for name in {
+                name for i in program.instructions for name in CLASSES if CLASSES[name](i)
+            }:
+                found[name].add(launch.variant.name)
+        return found
+
+
+# What a kernel is counted by.
+CLASSES: dict[str, Callable[[Instruction], bool]] = {
+    "mma": lambda i: i.op == "mma",
+    "wgmma": lambda i: i.op == "wgmma",
+    "ldmatrix": lambda i: i.op == "ldmatrix",
+    "stmatrix": lambda i: i.op == "stmatrix",
+    "cp.async": lambda i: i.op == "cp" and "bulk" not in i.modifiers,
+    "TMA": lambda i: i.op == "cp" and "bulk" in i.modifiers,
+}
+
+
+def is_serialised(program: Program) -> bool:
+    """Whether ptxas waits for every wgmma of a program by itself; it says so."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder, "kernel.ptx")
+        source.write_text(program.text)
+        target = re.search(r"\.target (\w+)", program.text).group(1)
+        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", source, "-o", "/dev/null"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return "wgmma.mma_async instructions are serialized" in said
 
 
 @functools.lru_cache(maxsize=32)  # a parsed program takes 10 MB or so

@@ -361,7 +361,7 @@ def _to_generic(m: Machine, i: Instruction) -> Step:
     return lambda where: np.copyto(d, a, where=where)
 
 
-@opcode("nanosleep", "membar", "fence", "griddepcontrol")
+@opcode("nanosleep", "membar", "griddepcontrol")
 def _nothing(m: Machine, i: Instruction) -> Step:
     """Orders or delays what is in order here anyway."""
     return lambda where: None

@@ -105,6 +105,7 @@ class Machine:
         self.resets: list[Callable[[], None]] = []  # of what instructions keep between waves
         self.addresses: dict[str, int] = {}  # shared variable -> its address
         self.globals = self.shared = None  # memory.py, shared.py
+        self.flight = None  # warpgroup.py, of programs with wgmma
         self.toward_zero = False  # how a matrix product rounds: see matrix.py
 
     # ---- operands -----------------------------------------------------------------------------
@@ -148,9 +149,9 @@ class Machine:
 
     # ---- complaints ---------------------------------------------------------------------------
 
-    def fail(self, lane: int, message: str) -> None:
+    def fail(self, lane: int, message: str, kind: type[PtxError] = PtxError) -> None:
         block = tuple(int(self._specials[f"%ctaid.{c}"][lane]) for c in "xyz")
-        raise PtxError(f"thread {int(lane) % self.threads} of block {block}: {message}")
+        raise kind(f"thread {int(lane) % self.threads} of block {block}: {message}")
 
     # ---- the walk -----------------------------------------------------------------------------
 
@@ -220,7 +221,7 @@ class _Block:
         self.last = code[-1] if _ends(code[-1]) else None
         self.barrier = bool(self.last) and self.last.op in ("bar", "barrier")
         body = code[:-1] if self.last else code
-        self.steps = [_guarded(machine, i, builder_of(i)(machine, i)) for i in body]
+        self.steps = [_guarded(machine, i, _watched(machine, i)) for i in body]
         self.next = self.target = -1  # set by _basic_blocks
         self.condition = self.last and self.last.guard and machine.read(self.last.guard, "pred")
 
@@ -230,7 +231,7 @@ class _Block:
             for n, step in enumerate(self.steps):  # noqa: B007
                 step(where)
         except PtxError as error:
-            raise PtxError(f"{error}\n  at {self.code[n]}") from None
+            raise type(error)(f"{error}\n  at {self.code[n]}") from None
         except Exception as error:
             raise PtxError(f"the emulator failed at {self.code[n]}") from error
 
@@ -280,6 +281,12 @@ def _is_plain_barrier(i: Instruction) -> bool:
         and i.guard is None
         and i.operands == (Immediate(0),)
     )
+
+
+def _watched(machine: Machine, i: Instruction) -> Step:
+    """Its step; where registers can be in flight, one that complains about their use."""
+    step = builder_of(i)(machine, i)
+    return step if machine.flight is None else machine.flight.watch(i, step)
 
 
 def _guarded(machine: Machine, i: Instruction, step: Step) -> Step:

@@ -68,7 +68,7 @@ def _multiply(m: Machine, i: Instruction) -> Step:
         np.matmul(a_matrix, b_matrix, out=product)
         sums = [columns[:, n // 2, :, :, n % 2] + c[n] for n in range(4)]
         for to, total in zip(d, sums, strict=True):
-            value = _cut(total) if m.toward_zero else total
+            value = cut(total) if m.toward_zero else total
             np.copyto(to, value, where=chosen, casting="same_kind")
 
     return step
@@ -97,7 +97,7 @@ class _Fragment:
         return self.spread.view(np.float32)
 
 
-def _cut(x: np.ndarray) -> np.ndarray:
+def cut(x: np.ndarray) -> np.ndarray:
     """float64 -> float32, towards zero."""
     near = x.astype(np.float32)
     return np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float32(0)), near)

@@ -82,6 +82,7 @@ class Program:
     instructions: list[Instruction]
     labels: dict[str, int]  # -> index of the instruction after it
     threads: int  # .reqntid, or 0
+    text: str  # of the module
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
@@ -97,6 +98,7 @@ _LINE = re.compile(r"[^\n]*")
 
 def parse(text: str, entry: str) -> Program:
     """The kernel `entry` of a module."""
+    module = text
     files = {int(n): (b or a).rsplit("/", 1)[-1] for n, a, b in _FILE.findall(text)}
     # Comments become blanks, newlines stay: offsets still count lines.
     text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
@@ -110,7 +112,8 @@ def parse(text: str, entry: str) -> Program:
             raise PtxError(f"unknown parameter {declaration!r}")
         params.append(found.groups())
     threads = re.search(r"\.reqntid\s+(\d+)", head.group(2))
-    program = Program(entry, params, {}, {}, [], {}, int(threads.group(1)) if threads else 0)
+    count = int(threads.group(1)) if threads else 0
+    program = Program(entry, params, {}, {}, [], {}, count, module)
     for align, bits, name, count in _SHARED.findall(text):
         size = int(bits) // 8 * int(count or 0)
         program.shared[name] = (size, int(align or 1))

@@ -45,6 +45,7 @@ class SharedMemory:
         self.base = m.block_of * self.stride  # of each thread's block
         self.copies: list[_Copy] = []
         self.groups = np.zeros(m.size, np.int64)  # commits of each thread
+        self.proxy = None  # proxy.py, of programs with wgmma
         m.resets.append(self._reset)
 
     def _reset(self) -> None:
@@ -79,16 +80,20 @@ class SharedMemory:
         """(n, width): the bytes that accesses touch."""
         return place[:, None] + np.arange(width)
 
-    def fetch(
-        self, place: np.ndarray, lanes: np.ndarray | slice, width: int, dtype: np.dtype
-    ) -> np.ndarray:
-        """(n, width / itemsize): what is there, if it may be read."""
+    def readable(self, place: np.ndarray, lanes: np.ndarray | slice, width: int) -> None:
+        """Complains if nobody wrote these bytes, or cp.async has yet to."""
         state = self._states(place, width)
         if np.any(state != GOOD):
             bad = np.flatnonzero((state != GOOD).any(1))[0]
             what = "cp.async has yet to write" if np.any(state[bad] == PENDING) else "nobody wrote"
             at = int(place[bad]) % self.stride
             self._fail(lanes, bad, f"reads {width} shared bytes at {at} that {what}")
+
+    def fetch(
+        self, place: np.ndarray, lanes: np.ndarray | slice, width: int, dtype: np.dtype
+    ) -> np.ndarray:
+        """(n, width / itemsize): what is there, if it may be read."""
+        self.readable(place, lanes, width)
         touched, mine = self._touched(place, width), self.m.stamp[lanes][:, None]
         # Equal stamps: this warp. Stamps that differ in their last 6 bits only: another warp's.
         if np.any((self.writer.take(touched) ^ mine) - np.uint32(1) < MANY):
@@ -116,6 +121,10 @@ class SharedMemory:
             bad = np.flatnonzero(races.any(1))[0]
             at = int(place[bad]) % self.stride
             self._fail(lanes, bad, f"writes shared bytes at {at} that another warp just read")
+        if self.proxy is not None and self.proxy.busy(place).any():
+            bad = np.flatnonzero(self.proxy.busy(place))[0]
+            at = int(place[bad]) % self.stride
+            self._fail(lanes, bad, f"writes shared bytes at {at} that wgmma has yet to read")
 
     def put(
         self, place: np.ndarray, lanes: np.ndarray | slice, width: int, values: np.ndarray
@@ -128,7 +137,10 @@ class SharedMemory:
             bad = np.flatnonzero(lost.any(1))[0]
             self._fail(lanes, bad, "two threads write different numbers to one shared address")
         self.state.reshape(-1, width)[place // width] = GOOD
-        self.writer[self._touched(place, width)] = self.m.stamp[lanes][:, None]
+        touched = self._touched(place, width)
+        self.writer[touched] = self.m.stamp[lanes][:, None]
+        if self.proxy is not None:
+            self.proxy.written(touched)
 
     # ---- ld and st -----------------------------------------------------------------------------
 
