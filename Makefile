@@ -51,8 +51,10 @@ fuzz: $(VENV)/ready ## odd input to every surface, faults with their replay: ARG
 soak: $(VENV)/ready ## threads, changing weights and sizes, every result checked, memory flat: ARGS="--minutes 5"
 	$(PY) -m tests.fuzz.soak $(ARGS)
 
-ptx-check: $(VENV)/ready ## all operators as Triton compiles them for sm_80, emulated: 20 minutes
-	$(PY) -m pytest -q -m ptx_full tests/gpu/test_ptx.py $(ARGS)
+PTX_TESTS := tests/gpu/test_ptx.py tests/gpu/test_ptx_block.py
+
+ptx-check: $(VENV)/ready ## all operators and a block as Triton compiles them for sm_80 to sm_120, emulated: 40 minutes
+	$(PY) -m pytest -q -n 2 --dist worksteal -m ptx_full $(PTX_TESTS) $(ARGS)
 
 lint: $(VENV)/ready ## ruff, clang-format and mypy, changing nothing
 	$(PY) -m ruff check -q .
@@ -90,10 +92,11 @@ sdist: $(VENV)/tools ## the source archive, into dist/
 docs: $(VENV)/ready ## docs/ops.md from the operator table
 	$(PY) tools/gen_ops_docs.py $(ARGS)
 
-gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu_kernels.md, other Tritons: 2 hours
+gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu_kernels.md, an emulated block, other Tritons: 3 hours
 	$(PY) tools/gpu_check.py $(ARGS)
 	$(PY) -m tools.gpu_waves --check
 	$(PY) -m tools.gpu_prediction --check
+	$(PY) -m pytest -q -n 2 --dist worksteal -m ptx_full tests/gpu/test_ptx_block.py
 	$(PY) -m pytest -q -m full tests/gpu/test_triton_versions.py
 
 clean: ## remove everything that make made, .venv included

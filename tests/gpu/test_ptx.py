@@ -2,7 +2,8 @@
 
 Where the interpreter checks the kernels' source, this checks what Triton made of it: layouts,
 pipelines, barriers, masks, conversions. By default each operator runs on one small shape; the cases
-of the table, in all dtypes and layouts, are `make ptx-check` (marker ptx_full).
+of the table, in all dtypes and layouts, and other architectures are `make ptx-check` (marker
+ptx_full). Whole blocks with many rows are in test_ptx_block.py.
 """
 
 import dataclasses
@@ -72,15 +73,13 @@ def test_gradients_match_reference(spec, axes, numerics):
 
 
 @pytest.mark.ptx_full
-@pytest.mark.parametrize("arch", ("sm_86", "sm_89", "sm_120"))
+@pytest.mark.parametrize("arch", ("sm_86", "sm_89", "sm_90", "sm_120"))
 @pytest.mark.parametrize("numerics", ("fp32", "bf16"))
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_settings_of_other_architectures(spec, numerics, arch):
-    """Those without warp-group instructions: their rows of the launch table, their PTX."""
+    """Their rows of the launch table, their PTX."""
     inputs = spec.make_inputs(small(spec), contract.DTYPES[numerics])
-    with contract.gpu(numerics, ptx.PtxExecutor(arch)):
-        results = contract.run(spec, inputs)
-    contract.check(spec, results, inputs, numerics)
+    contract.check_both(spec, inputs, numerics, ptx.PtxExecutor(arch))
 
 
 @pytest.mark.ptx_full
@@ -95,16 +94,28 @@ def test_accepts_any_layout(spec, layout):
     contract.check_gradients(spec, grads, inputs, names, "bf16")
 
 
+def is_wgmma(i, what):
+    return i.op == "wgmma" and i.modifiers[0] == what
+
+
 SYNCHRONISATION = {
-    "barriers": (lambda i: i.op == "bar" and "warp" not in i.modifiers, "another warp just"),
-    "waits": (lambda i: "wait_group" in i.modifiers, "cp.async has yet to write"),
-}
+    "barriers": (
+        "sm_80", lambda i: i.op == "bar" and "warp" not in i.modifiers, "another warp just",
+    ),
+    "waits": ("sm_80", lambda i: "wait_group" in i.modifiers, "cp.async has yet to write"),
+    "proxy-fences": ("sm_90", lambda i: i.op == "fence", "no fence.proxy.async"),
+    "wgmma-fences": ("sm_90", lambda i: is_wgmma(i, "fence"), "without a wgmma.fence"),
+    "wgmma-waits": ("sm_90", lambda i: is_wgmma(i, "wait_group"), "wgmma has yet to"),
+    "wgmma-commits": ("sm_90", lambda i: is_wgmma(i, "commit_group"), "wgmma has yet to"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", SYNCHRONISATION)
 def test_missing_synchronisation_is_found(what, monkeypatch):
-    """A compiled kernel without its barriers, or its waits for copies, does not pass."""
-    missing, complaint = SYNCHRONISATION[what]
+    """A compiled kernel without its barriers, its fences or some of its waits does not pass."""
+    arch, missing, complaint = SYNCHRONISATION[what]
+    # What ptxas would wait for in the whole kernel, it cannot know of the maimed one.
+    monkeypatch.setattr(ptx.executor, "is_serialised", lambda program: False)
     as_compiled = ptx.executor.compiled
 
     def maimed(variant, arch):
@@ -119,7 +130,8 @@ def test_missing_synchronisation_is_found(what, monkeypatch):
     monkeypatch.setattr(ptx.executor, "compiled", maimed)
     spec = REGISTRY["linear_residual"]
     inputs = spec.make_inputs(small(spec), torch.bfloat16)
-    with contract.gpu("bf16", ptx.PtxExecutor()), pytest.raises(ptx.PtxError, match=complaint):
+    executor = ptx.PtxExecutor(arch)
+    with contract.gpu("bf16", executor), pytest.raises(ptx.PtxError, match=complaint):
         contract.run(spec, inputs)
 
 
