@@ -1,83 +1,89 @@
-"""Triton's own way to a first launch on a GPU that is not there: its driver, mocked, and no more.
+"""The executor of a GPU that is not there: Triton's compiler and vitkern's launcher are real.
 
-The compiler, its checks of shared memory and threads, and the objects that start a kernel are real;
-binaries are loaded and launches end in the mock. So every Triton that can be installed is tried as
-a user's first forward would try it, on every architecture.
+Only the vendor's driver is a stand-in (tests/evidence/fake_cuda), which reads the binaries that
+Triton made, and Triton's own driver refuses to be asked: starting it needs a C compiler. So every
+Triton that can be installed is tried as a user's first forward would try it, on every architecture.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import pathlib
+import tempfile
 import types
 from collections.abc import Iterator
+from typing import NoReturn
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
+from tests.evidence.fake_cuda import build, fake_cuda
+from vitkern import _C
+from vitkern.gpu.runtime.cache import Cache
 from vitkern.gpu.runtime.device import DeviceExecutor
 
-# Bytes of shared memory that a block can have, as the drivers report them.
-SHARED = {
-    "sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 232448, "sm_100": 232448,
-    "sm_120": 101376, "gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "gfx1100": 65536,
-}  # fmt: skip
+# Bytes of shared memory that a block can have on AMD's chips, as their driver reports it.
+SHARED = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840, "gfx1100": 65536}
 
 
-class MockedDriver:
-    """What CompiledKernel and triton.compile ask of a driver; launches are written down."""
+class NoDriver:
+    """In the place of Triton's driver."""
 
-    def __init__(self, arch: str) -> None:
-        self.arch, self.launched = arch, []  # (kernel's source, grid, arguments)
-        self.utils = types.SimpleNamespace(
-            get_device_properties=lambda device: {"max_shared_mem": SHARED[arch]},
-            load_binary=lambda name, code, shared, device: (name, name, 0, 0, 1024),
-        )
-
-    def get_current_target(self) -> GPUTarget:
-        if self.arch.startswith("sm_"):
-            return GPUTarget("cuda", int(self.arch[3:]), 32)
-        return GPUTarget("hip", self.arch, 32 if self.arch.startswith("gfx1") else 64)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def launcher_cls(self, source, metadata):
-        def launch(x, y, z, stream, function, packed, launch_metadata, enter, leave, *arguments):
-            self.launched.append((source, (x, y, z), arguments))
-
-        return launch
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"Triton's driver was asked for {name}, which needs a C compiler")
 
 
-def _put(mock: object) -> object:
-    """The mock in the place of Triton's driver; returns what was there."""
+def _put(driver_of_triton: object) -> object:
+    """This in the place of Triton's driver; returns what was there."""
     name = "_active" if "_active" in vars(driver) else "active"  # of Triton before 3.5
     before = vars(driver)[name]
-    setattr(driver, name, mock)
+    setattr(driver, name, driver_of_triton)
     return before
 
 
+_folder = tempfile.TemporaryDirectory(prefix="fake_hip")  # goes when Python ends
+
+
+@functools.cache
+def _hip() -> ctypes.CDLL:
+    path = build("fake_hip.cpp", pathlib.Path(_folder.name, "libamdhip64.so"))
+    return ctypes.CDLL(str(path))
+
+
+def vendors_driver(arch: str) -> _C.Driver:
+    """The stand-in with one device of this architecture."""
+    if arch.startswith("sm_"):
+        fake_cuda().reset(int(arch[3:]))
+        return _C.Driver("cuda", fake_cuda().path)
+    _hip().fake_device(arch.encode(), ctypes.c_size_t(SHARED[arch]))
+    return _C.Driver("hip", _hip()._name)
+
+
 @contextlib.contextmanager
-def pretended(arch: str) -> Iterator[tuple[DeviceExecutor, MockedDriver]]:
-    """The executor that a user's GPU of this architecture would have, and its driver."""
+def pretended(arch: str, cache: str | None = None) -> Iterator[DeviceExecutor]:
+    """The executor that a user's GPU of this architecture would have; tensors are the CPU's.
+
+    Kernels are kept in the folder `cache`, or in one of its own.
+    """
     properties = types.SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
     if arch.startswith("sm_"):
         properties.major, properties.minor = divmod(int(arch[3:]), 10)
-    mock = MockedDriver(arch)
     replaced = {
         (torch.cuda, "get_device_properties"): lambda device: properties,
-        (torch.cuda, "device"): contextlib.nullcontext,
         (torch.version, "hip"): None if arch.startswith("sm_") else "6.4",
     }
     earlier = {place: getattr(*place) for place in replaced}
-    before = _put(mock)
+    before = _put(NoDriver())
     try:
         for (where, name), value in replaced.items():
             setattr(where, name, value)
-        yield DeviceExecutor(torch.device("cuda", 0), None), mock
+        with tempfile.TemporaryDirectory() as own:
+            kept = Cache(arch, cache or own)
+            made = DeviceExecutor(torch.device("cuda", 0), None, kept, vendors_driver(arch))
+            made.native.memory, made.native.stream = torch.device("cpu"), lambda: 0
+            yield made
     finally:
         _put(before)
         for (where, name), value in earlier.items():

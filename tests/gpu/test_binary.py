@@ -13,6 +13,7 @@ from vitkern import _C
 from vitkern.gpu import layernorm
 from vitkern.gpu.launch import Recorder, executing
 from vitkern.gpu.runtime.binary import BinaryError, BinaryExecutor, Store
+from vitkern.gpu.runtime.cache import Cache
 from vitkern.gpu.runtime.plan import Plan
 
 
@@ -197,7 +198,7 @@ def test_plan_follows_its_slots(fake, tmp_path, operands, native):
     sample.write_store(tmp_path, [first, second], "sm_80")
     executor = executor_of(fake, tmp_path, [first, second]) if native else Interpreter()
     plan = Plan(executor, [first, second], [x, y])
-    assert (plan.one_call, plan.native, plan.count) == (native, 2 * native, 2)
+    assert (plan.one_call, plan.count) == (native, 2)
     for _ in range(2):
         x, y = torch.randn(10, 48), torch.zeros(10, 48)
         plan.run(x, y)
@@ -206,8 +207,8 @@ def test_plan_follows_its_slots(fake, tmp_path, operands, native):
 
 
 @pytest.mark.parametrize("missing", range(4))
-def test_plan_runs_natively_what_has_a_binary(fake, tmp_path, operands, missing):
-    """One missing binary sends one launch to the compiler, in its place between the others."""
+def test_plan_compiles_what_has_no_binary(fake, tmp_path, operands, missing):
+    """One missing binary costs a compilation: the plan stays one C++ call."""
     x, _, y = operands
     between, biases = torch.zeros(3, 10, 48), torch.randn(4, 48)
     ends = list(zip((x, *between), (*between, y), strict=True))
@@ -223,20 +224,17 @@ def test_plan_runs_natively_what_has_a_binary(fake, tmp_path, operands, missing)
     lost = {missing, missing + 1} & set(range(4))
     built = [one for i, one in enumerate(launches) if i not in lost]
     sample.write_store(tmp_path, built, "sm_80")
-    binaries, compiled = executor_of(fake, tmp_path, built), []
-
-    class Device(Interpreter):
-        """As the device's executor: binaries where there are any."""
-
-        def binaries_for(self, launch):
-            return binaries if binaries.has(launch) else None
-
-        def run(self, launch):
-            compiled.append(launch.kernel.__name__)
-            super().run(launch)
-
-    plan = Plan(Device(), launches, [x, y])
-    assert (plan.native, plan.one_call) == (4 - len(lost), False)
+    executor = executor_of(fake, tmp_path, built)
+    executor.cache = Cache("sm_80", tmp_path / "cache")
+    for i in lost:
+        v = launches[i].variant
+        entry = executor.cache.compile(v)
+        fake.register(entry.code, v.kernel, entry.arguments, dict(v.constants))
+    plan = Plan(executor, launches, [x, y])
+    assert plan.one_call and plan.count == 4
+    variants = [{launches[i].variant for i in which} for which in (set(range(4)) - lost, lost)]
+    assert list(executor.loaded.values()) == list(map(len, variants))
+    before = len(fake.journal())
     for _ in range(2):
         x, y = torch.randn(10, 48), torch.zeros(10, 48)
         plan.run(x, y)
@@ -244,7 +242,8 @@ def test_plan_runs_natively_what_has_a_binary(fake, tmp_path, operands, missing)
         for bias in biases:
             wanted = sample.affine_expected(wanted, bias)
         torch.testing.assert_close(y, wanted)
-    assert len(compiled) == 2 * len(lost) and binaries.launched == 2 * (4 - len(lost))
+    launched = [line for line in fake.journal()[before:] if line == "cuLaunchKernel"]
+    assert len(launched) == executor.launched == 2 * 4
 
 
 def test_plan_keeps_what_is_in_no_slot(fake, folder, operands):

@@ -10,16 +10,17 @@ import torch
 pytest.importorskip("triton")
 import triton
 
+from tests.evidence.fake_cuda import fake_cuda
 from tests.gpu.mocked_driver import pretended
 from tests.gpu.version_matrix import launches
 from vitkern.gpu import compiler, configs, gemm, linear_residual, triton_version
 from vitkern.gpu.launch import Recorder, executing
 
 
-def residual_linear(arch: str, B: int, K: int, N: int, dtype=torch.bfloat16):
+def residual_linear(arch: str, B: int, K: int, N: int, dtype=torch.bfloat16, device="meta"):
     """The launch of linear_residual on B rows: with K = N = 1 its sizes and strides are 1."""
     x, weight, bias, residual, y = (
-        torch.empty(size, dtype=dtype, device="meta")
+        torch.empty(size, dtype=dtype, device=device).normal_()
         for size in ((B, K), (N, K), (N,), (B, N), (B, N))
     )
     with executing(Recorder(configs.nearest_arch(arch))) as recorder:
@@ -32,16 +33,25 @@ def asked(monkeypatch):
     """What triton.compile is given, none of which is compiled."""
     found = []
 
-    class Started:
-        def __getitem__(self, grid):
-            return lambda *arguments: None
-
     def note(source, target=None, options=None):
         found.append((source, options))
-        return Started()
+        raise Noted
 
     monkeypatch.setattr(triton, "compile", note)
     return found
+
+
+class Noted(Exception):
+    """In the place of a compiled kernel."""
+
+
+def ask_for(arch, *wanted):
+    """What a first call of each would do, up to the compiler."""
+    with pretended(arch) as executor:
+        for one in wanted:
+            with pytest.raises(RuntimeError, match="cannot compile") as refused:
+                executor.native.prepare([one])
+            assert isinstance(refused.value.__cause__, Noted)
 
 
 def described(source, options):
@@ -54,18 +64,14 @@ def described(source, options):
 def test_a_first_call_compiles_what_the_build_lists(asked, arch):
     wanted = launches(arch, "Ti/16", ["bf16", "fp32"])
     wanted += [residual_linear(arch, 5, 1, 1), residual_linear(arch, 1, 16, 1)]
-    with pretended(arch) as (executor, _):
-        for one in (*wanted, *wanted):
-            executor.run(one)
-        assert f"{2 * len(wanted)} by Triton's compiler" in executor.status()
+    ask_for(arch, *wanted)
     listed = [compiler.input_of(one.variant, compiler.target_of(arch)) for one in wanted]
     assert [described(*one) for one in asked] == [described(*one) for one in listed]
     assert all(options["enable_fp_fusion"] is True for _, options in asked)
 
 
 def test_an_integer_that_is_1_stays_an_argument(asked):
-    with pretended("sm_80") as (executor, _):
-        executor.run(residual_linear("sm_80", 5, 1, 1))
+    ask_for("sm_80", residual_linear("sm_80", 5, 1, 1))
     ((source, _),) = asked
     assert {source.signature[name] for name in ("N", "K", "S", "x_stride")} == {"i32"}
 
@@ -79,11 +85,26 @@ def test_a_seed_promises_nothing():
 
 
 def test_a_first_call_starts_the_kernel_with_all_its_arguments():
-    one = residual_linear("sm_80", 40, 32, 48)
-    with pretended("sm_80") as (executor, driver):
-        executor.run(one)
-    ((source, grid, arguments),) = driver.launched
-    assert (source.fn, grid, arguments) == (one.kernel, one.grid, tuple(one.arguments.values()))
+    """As the stand-in driver was given them, and executes them."""
+    one = residual_linear("sm_80", 40, 32, 48, torch.float32, "cpu")
+    with pretended("sm_80") as executor:
+        kernel = registered(executor, one.variant)
+        for _ in range(2):
+            executor.run(one)
+        assert "1 compiled now; launches so far: 2" in executor.status()
+    assert fake_cuda().executed == [(0, kernel)] * 2
+    x, weight, bias, residual, y = (
+        one.arguments[name] for name in ("x", "weight", "bias", "residual", "y")
+    )
+    torch.testing.assert_close(y, residual + torch.nn.functional.linear(x, weight, bias))
+
+
+def registered(executor, variant) -> str:
+    """Compiled and loaded, and its source told to the stand-in driver; the kernel's name."""
+    name = executor.native.kernel(variant).name
+    entry = executor.native.cache.find(variant)
+    fake_cuda().register(entry.code, variant.kernel, entry.arguments, dict(variant.constants))
+    return name
 
 
 # ---- precisions ----
@@ -103,9 +124,9 @@ def test_every_backend_knows_the_precision_it_is_asked_for(arch, dtype):
 
 @pytest.mark.parametrize("arch", ["sm_80", "gfx90a"])
 def test_a_16_bit_gemm_compiles(arch):
-    with pretended(arch) as (executor, driver):
-        executor.run(residual_linear(arch, 40, 64, 64))
-    assert len(driver.launched) == 1
+    with pretended(arch) as executor:
+        executor.native.prepare([residual_linear(arch, 40, 64, 64)])
+        assert "1 compiled now; launches so far: none" in executor.status()
 
 
 # ---- versions ----

@@ -4,8 +4,8 @@
     python -m tests.gpu.version_matrix sm_80,gfx90a B/16 bf16 forward    # the engine's alone
 
 in a process whose Triton is the one to try (PYTHONPATH). A line for each architecture and a line
-for each kernel that failed; status 1 if one did. Kernels are started as a user's first forward
-would start them (mocked_driver.py). A compiler that dies leaves the name of its kernel behind.
+for each kernel that failed; status 1 if one did. Kernels are compiled and loaded as a user's first
+forward would do it (mocked_driver.py). A compiler that dies leaves the name of its kernel behind.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ def launches(arch: str, model: str, precisions: list[str]) -> list[Launch]:
 def compile_all(arch: str, wanted: list[Launch]) -> list[str]:
     """A line for each that failed; a warning (of a default that will change) is a failure."""
     failed = []
-    with pretended(arch) as (executor, driver):
+    with pretended(arch) as executor:
         for one in wanted:
             print(f"compiling {arch} {one.variant.name}", file=sys.stderr, flush=True)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")
-                    executor.run(one)
+                    executor.native.prepare([one])
             except Exception as error:
                 first: BaseException = error
                 while first.__cause__ is not None:
                     first = first.__cause__
                 said = " ".join(str(first).split())[-300:]
                 failed.append(f"FAILED {arch} {one.variant.name}: {type(first).__name__}: {said}")
-        assert len(driver.launched) + len(failed) == len(wanted)
+        assert executor.native.loaded["cache"] + len(failed) == len({one.variant for one in wanted})
     return failed
 
 

@@ -12,6 +12,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
 
 
+_VITKERNS = ("VITKERN_ISA", "VITKERN_BINARIES", "VITKERN_CACHE", "VITKERN_CUDA_GRAPHS")
+
+
 def facts() -> dict[str, object]:
     """What decides how vitkern runs here, name by name."""
     import vitkern
@@ -31,7 +34,7 @@ def facts() -> dict[str, object]:
     found["binaries"] = _binaries()
     found["environment"] = {
         name: os.environ[name]
-        for name in ("VITKERN_ISA", "VITKERN_BINARIES", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
+        for name in (*_VITKERNS, "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA")
         if name in os.environ
     }
     return found

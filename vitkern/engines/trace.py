@@ -67,6 +67,7 @@ class Case(NamedTuple):
     training: bool = False
     images: str = IMAGES[0]
     depth: int = 2  # blocks that stand for all, or none: the embedding alone
+    size: int | None = None  # pixels of an image's side; None: the model's own
 
 
 def cases(models: Sequence[str], precisions: Sequence[str], backward: bool) -> Iterator[Case]:
@@ -111,7 +112,7 @@ def engine_launches(case: Case, recorder: Recorder) -> None:
     """The packed engine's plans."""
     if case.training:
         return
-    engine = _engine(case.name, case.precision, case.depth)
+    engine = _engine(case.name, case.precision, case.depth, case.size)
     image, c, dtype = _images(case, engine.model), engine.model.config, engine.model.dtype
     logits = torch.empty(case.batch, c.classes or c.width, dtype=dtype, device="meta")
     tokens = torch.empty(case.batch, c.tokens, c.width, dtype=dtype, device="meta")
@@ -121,27 +122,29 @@ def engine_launches(case: Case, recorder: Recorder) -> None:
 
 
 def _model(case: Case) -> ViT:
-    return _meta_model(case.name, case.precision, case.training, case.depth)
+    return _meta_model(case.name, case.precision, case.training, case.depth, case.size)
 
 
 @functools.cache
-def _meta_model(name: str, precision: str, training: bool, depth: int) -> ViT:
+def _meta_model(name: str, precision: str, training: bool, depth: int, size: int | None) -> ViT:
     """The model with two blocks, which stand for all, or none.
 
     The first has no drop-path and reads the embedding's rows, the others read a block's, and the
     last may compute the class token's row alone.
     """
     changes = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "drop_path": 0.1 if training else 0.0}
+    if size is not None:
+        changes |= {"image_size": size}
     config = catalogue.config(name, depth=depth, **changes)
     return ViT(config, device="meta", dtype=MIXTURES[precision].model).train(training)
 
 
 @functools.cache
-def _engine(name: str, precision: str, depth: int) -> GpuEngine:
+def _engine(name: str, precision: str, depth: int, size: int | None) -> GpuEngine:
     """Its own recorder is never used: launches go to the active one."""
     from .gpu import GpuEngine
 
-    model = _meta_model(name, precision, False, depth)
+    model = _meta_model(name, precision, False, depth, size)
     return GpuEngine(model, MIXTURES[precision].precision, Recorder("sm_80"))
 
 

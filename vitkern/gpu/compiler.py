@@ -1,18 +1,25 @@
-"""What Triton's compiler is given for a variant: the same ahead of time and at a first call.
+"""Compiles one kernel with Triton: the same ahead of time and at a first call, without a GPU.
 
 Kernels are compiled from their variant, not through Triton's own binder (`kernel[grid](...)`). The
 binder makes a constant of every integer that is 1 and looks into tuples whatever their
-`do_not_specialize` says: variants that no build would list and no test would run.
+`do_not_specialize` says: variants that no build would list and no test would run. Nor does anything
+here ask Triton's driver, which would need a C compiler to start.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import re
+import struct
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime import driver
 
 from .configs import TARGETS
 from .launch import ALIGNMENT, Variant, grouped
@@ -27,6 +34,11 @@ def target_of(arch: str) -> GPUTarget:
     """Triton's name of an architecture; ValueError for one that vitkern has no settings for."""
     if arch not in TARGETS:
         raise ValueError(f"unknown architecture {arch!r}; known: {', '.join(TARGETS)}")
+    return target_named(arch)
+
+
+def target_named(arch: str) -> GPUTarget:
+    """The same for whatever chip there is, such as one that uses an elder's settings."""
     if arch.startswith("gfx"):
         return GPUTarget("hip", arch, 32 if arch.startswith("gfx1") else 64)
     return GPUTarget("cuda", int(arch[3:]), 32)
@@ -46,11 +58,101 @@ def input_of(variant: Variant, target: GPUTarget) -> tuple[ASTSource, dict[str, 
     return source, settings | OPTIONS | _OPTIONS_FOR.get(str(target.arch), {})
 
 
-def compile_here(variant: Variant) -> Any:
-    """The kernel for the current device, from Triton's cache if it is there.
+class Binary(NamedTuple):
+    """A compiled kernel."""
 
-    `kernel[grid](*arguments)` starts it, with every argument of its source in order.
+    code: bytes  # cubin or hsaco
+    suffix: str
+    facts: dict[str, Any]  # what the manifest says of it besides file and key
+    assembly: str  # AMD's; "" for NVIDIA, whose cubin can be disassembled
+    ttir: str  # Triton's first IR, which tells the matmuls in the source
+    tensor_columns: int
+
+
+def compile_variant(variant: Variant, arch: str) -> Binary:
+    """Compile one kernel, or take it from Triton's cache; raises what Triton raises."""
+    target = target_named(arch)
+    made, code = _compile(*input_of(variant, target), target)
+    found = made.metadata._asdict()
+    facts = {
+        "id": variant.name,
+        "kernel": found["name"],
+        "arch": arch,
+        "num_warps": found["num_warps"],
+        "warp_size": target.warp_size,
+        "num_stages": variant.num_stages,
+        "shared": found["shared"],
+        **{
+            f"{kind}_scratch": [found.get(f"{kind}_scratch_{n}") or n_ for n, n_ in _SCRATCH]
+            for kind in ("global", "profile")
+        },
+        "hidden_parameters": _parameters(made.asm, found["name"]) - len(variant.signature),
+        "arguments": [[n, kind, n in variant.divisible] for n, kind in variant.signature],
+        "constants": {n: str(v) if isinstance(v, tuple) else v for n, v in variant.constants},
+    }
+    suffix = "hsaco" if "hsaco" in made.asm else "cubin"
+    assembly = made.asm["amdgcn"] if suffix == "hsaco" else ""
+    return Binary(code, suffix, facts, assembly, made.asm["ttir"], found.get("tmem_size") or 0)
+
+
+_SCRATCH = (("size", 0), ("align", 1))
+_COMPILING = threading.Lock()  # Triton's knobs are the process's
+
+
+def _compile(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> tuple[Any, bytes]:
+    """Triton's result and its binary, whatever the state of Triton's own cache."""
+    with (
+        _COMPILING,
+        knobs.compilation.scope(),
+        knobs.cache.scope(),
+        tempfile.TemporaryDirectory() as elsewhere,
+    ):
+        knobs.compilation.disable_line_info = True
+        changes: list[tuple[Any, str, Any]] = [
+            (knobs.compilation, "always_compile", True),  # an entry is damaged: write it again
+            (knobs.cache, "dir", elsewhere),  # it cannot be written
+        ]
+        while True:
+            try:
+                made = triton.compile(source, target=target, options=options)
+                return made, _whole(made.asm)
+            except (OSError, ValueError, KeyError):
+                if not changes:
+                    raise
+                setattr(*changes.pop(0))
+
+
+def _parameters(asm: Mapping[str, Any], name: str) -> int:
+    """How many parameters the compiled kernel takes.
+
+    Triton appends pointers of its own to those of the source, how many depends on its version.
     """
-    target = driver.active.get_current_target()
-    source, options = input_of(variant, target)
-    return triton.compile(source, target=target, options=options)
+    if "ptx" in asm:
+        (listed,) = re.findall(rf"\.entry {re.escape(name)}\((.*?)\)", asm["ptx"], re.DOTALL)
+        return listed.count(".param ")
+    kinds = re.findall(r"^ *(?:- )?\.value_kind: +(\w+)$", asm["amdgcn"], re.MULTILINE)
+    return sum(not kind.startswith("hidden_") for kind in kinds)  # HIP passes these by itself
+
+
+def _whole(asm: Mapping[str, Any]) -> bytes:
+    """The binary, if it is not cut short: an ELF file ends with its table of sections, or later."""
+    code = asm["hsaco"] if "hsaco" in asm else asm["cubin"]
+    if code[:4] != b"\x7fELF" or len(code) < 64:
+        raise ValueError("not an ELF file")
+    (start,), (size, count) = (
+        struct.unpack_from("<Q", code, 40),
+        struct.unpack_from("<HH", code, 58),
+    )
+    if len(code) < start + size * count:
+        raise ValueError("an ELF file that is cut short")
+    return code
+
+
+def key_of(variant: Variant, arch: str) -> str:
+    """A hash of everything that a binary depends on."""
+    parts = (
+        variant.kernel.cache_key, variant.signature, variant.constants, variant.divisible,
+        variant.num_warps, variant.num_stages, arch, triton.__version__,
+        sorted(input_of(variant, target_named(arch))[1].items()),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

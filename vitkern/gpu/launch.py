@@ -1,9 +1,9 @@
 """How every Triton kernel of vitkern is started: one function, whatever executes the launch.
 
 A launcher (`vitkern/gpu/<operator>.py`) says kernel, grid, settings and arguments; the active
-*executor* decides what becomes of that: the device's own (a compiled binary through the C++
-launcher, or Triton's compiler when there is none), the interpreter of the tests, or a recorder that
-only writes launches down (plans, the ahead-of-time list, traffic counts). So the launches that are
+*executor* decides what becomes of that: the device's own (a compiled kernel through the C++
+launcher), the interpreter of the tests, or a recorder that only writes launches down (plans, the
+ahead-of-time list, traffic counts). So the launches that are
 tested, compiled, counted and run are the same ones.
 
 What belongs together is one argument of a kernel: a tuple of numbers, such as a tensor's strides.

@@ -2,7 +2,8 @@
 
 A folder holds `manifest.json` and the binaries that it names. It may come from anywhere: only
 regular files with names that the build gives are ever read. Whoever launches (runtime/binary.py)
-and whoever builds (aot/folder.py) read it through this module.
+and whoever builds (aot/folder.py) read it through this module; a user's cache of kernels
+(runtime/cache.py) has the same entries.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import functools
 import hashlib
 import json
 import math
+import os
 import pathlib
 import re
 import stat
+import tempfile
 
 MANIFEST = "manifest.json"
 PACKAGE = "vitkern_kernels"  # the package that may be installed with a folder (aot/package.py)
@@ -141,3 +144,16 @@ def binary(path: pathlib.Path, sha256: str) -> bytes:
     if hashlib.sha256(image).hexdigest() != sha256:
         raise ValueError(f"its SHA-256 differs, {len(image)} bytes")
     return image
+
+
+def write_whole(path: pathlib.Path, data: bytes) -> None:
+    """Write a file so that readers see the old content or the new, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)  # mkstemp's files are for their owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -17,8 +17,6 @@ import traceback
 
 import pytest
 
-from tests.evidence.interpreter import Interpreter
-
 SOURCES = pathlib.Path(__file__).parent
 ILLEGAL_ADDRESS, MISALIGNED, FAILED = 700, 716, 719  # CUDA's numbers
 FORMATS = {"i32": "<i", "i64": "<q", "fp32": "<f"}  # and pointers
@@ -175,6 +173,8 @@ class FakeCuda:
                 if not self.library.fake_readable(ctypes.c_void_p(number)):
                     return ILLEGAL_ADDRESS, f"{name} = {number:#x} is no memory"
             values[name] = (kind, number)
+        from tests.evidence.interpreter import Interpreter  # knows one Triton, the launcher any
+
         Interpreter().run_raw(kernel, tuple(launch.grid), values, constants)
         return 0, ""
 

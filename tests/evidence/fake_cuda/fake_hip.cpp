@@ -16,13 +16,18 @@ struct Record {  // also the layout of Python's structure
 } last;
 int current = 0, sizes[8], parameters = 0;
 const void* loaded = nullptr;
-char kernel[256];
+char kernel[256], arch[64] = "gfx942";
+size_t shared = 64 * 1024;
 
 }  // namespace
 
 API void fake_parameters(const int* bytes, int count) {
   parameters = count;
   std::memcpy(sizes, bytes, count * sizeof(int));
+}
+API void fake_device(const char* name, size_t bytes) {
+  std::snprintf(arch, sizeof arch, "%s", name);
+  shared = bytes;
 }
 API const void* fake_last() { return &last; }
 API const char* fake_kernel() { return kernel; }
@@ -37,10 +42,9 @@ API int hipDrvGetErrorString(int status, const char** string) {
 API int hipGetDevicePropertiesR0600(void* properties, int device) {
   char* const p = static_cast<char*>(properties);
   if (device < 0 || device > 1) return 101;
-  const size_t shared = 64 * 1024;
-  std::strcpy(p, "Stand-in Instinct");              // hipDeviceProp_tR0600: name at 0,
-  std::memcpy(p + 296, &shared, sizeof shared);     // sharedMemPerBlock,
-  std::strcpy(p + 1160, "gfx942:sramecc+:xnack-");  // gcnArchName
+  std::strcpy(p, "Stand-in Instinct");                       // hipDeviceProp_tR0600: name at 0,
+  std::memcpy(p + 296, &shared, sizeof shared);              // sharedMemPerBlock,
+  std::snprintf(p + 1160, 256, "%s:sramecc+:xnack-", arch);  // gcnArchName
   return 0;
 }
 API int hipModuleLoadData(void** module, const void* image) {

@@ -17,33 +17,17 @@ import io
 import multiprocessing
 import os
 import pathlib
-import re
-import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import triton
-from triton import knobs
-
-from ..compiler import input_of, target_of
+from ..compiler import Binary, compile_variant, key_of, target_named
 from ..configs import ARCHS
 from ..launch import Variant
 from . import folder, machine_code
 from .label import is_promised, label_of
-
-
-class Binary(NamedTuple):
-    """A compiled kernel."""
-
-    code: bytes  # cubin or hsaco
-    suffix: str
-    facts: dict[str, Any]  # what the manifest says of it besides file and key
-    assembly: str  # AMD's; "" for NVIDIA, whose cubin can be disassembled
-    ttir: str  # Triton's first IR, which tells the matmuls in the source
-    tensor_columns: int
 
 
 class Checked(NamedTuple):
@@ -82,80 +66,6 @@ class Result:
 
 
 Progress = Callable[[int, int, str], None]  # done, of how many, the newest
-
-
-def compile_variant(variant: Variant, arch: str) -> Binary:
-    """Compile one kernel, or take it from Triton's cache; raises what Triton raises."""
-    target = target_of(arch)
-    source, options = input_of(variant, target)
-    with knobs.compilation.scope(), contextlib.redirect_stdout(io.StringIO()):  # ptxas's errors
-        knobs.compilation.disable_line_info = True
-        try:
-            made = triton.compile(source, target=target, options=options)
-            code = _whole(made.asm)
-        except (OSError, ValueError, KeyError):  # its cache is damaged: once more without it
-            knobs.compilation.always_compile = True
-            made = triton.compile(source, target=target, options=options)
-            code = _whole(made.asm)
-    found = made.metadata._asdict()
-    facts = {
-        "id": variant.name,
-        "kernel": found["name"],
-        "arch": arch,
-        "num_warps": found["num_warps"],
-        "warp_size": target.warp_size,
-        "num_stages": variant.num_stages,
-        "shared": found["shared"],
-        **{
-            f"{kind}_scratch": [found.get(f"{kind}_scratch_{n}") or n_ for n, n_ in _SCRATCH]
-            for kind in ("global", "profile")
-        },
-        "hidden_parameters": _parameters(made.asm, found["name"]) - len(variant.signature),
-        "arguments": [[n, kind, n in variant.divisible] for n, kind in variant.signature],
-        "constants": {n: str(v) if isinstance(v, tuple) else v for n, v in variant.constants},
-    }
-    suffix = "hsaco" if "hsaco" in made.asm else "cubin"
-    assembly = made.asm["amdgcn"] if suffix == "hsaco" else ""
-    return Binary(code, suffix, facts, assembly, made.asm["ttir"], found.get("tmem_size") or 0)
-
-
-_SCRATCH = (("size", 0), ("align", 1))
-
-
-def _parameters(asm: Mapping[str, Any], name: str) -> int:
-    """How many parameters the compiled kernel takes.
-
-    Triton appends pointers of its own to those of the source, how many depends on its version.
-    """
-    if "ptx" in asm:
-        (listed,) = re.findall(rf"\.entry {re.escape(name)}\((.*?)\)", asm["ptx"], re.DOTALL)
-        return listed.count(".param ")
-    kinds = re.findall(r"^ *(?:- )?\.value_kind: +(\w+)$", asm["amdgcn"], re.MULTILINE)
-    return sum(not kind.startswith("hidden_") for kind in kinds)  # HIP passes these by itself
-
-
-def _whole(asm: Mapping[str, Any]) -> bytes:
-    """The binary, if it is not cut short: an ELF file ends with its table of sections, or later."""
-    code = asm["hsaco"] if "hsaco" in asm else asm["cubin"]
-    if code[:4] != b"\x7fELF" or len(code) < 64:
-        raise ValueError("not an ELF file")
-    (start,), (size, count) = (
-        struct.unpack_from("<Q", code, 40),
-        struct.unpack_from("<HH", code, 58),
-    )
-    if len(code) < start + size * count:
-        raise ValueError("an ELF file that is cut short")
-    return code
-
-
-def key_of(variant: Variant, arch: str) -> str:
-    """A hash of everything that a binary depends on."""
-    parts = (
-        variant.kernel.cache_key, variant.signature, variant.constants, variant.divisible,
-        variant.num_warps, variant.num_stages, arch, triton.__version__,
-        sorted(input_of(variant, target_of(arch))[1].items()),
-    )  # fmt: skip
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def check(variant: Variant, binary: Binary) -> Checked:
@@ -225,7 +135,8 @@ def _work(task: _Task) -> _Done:
     entry = None
     try:
         variant = Variant(_find(task.function), *task.variant)
-        binary = compile_variant(variant, task.arch)
+        with contextlib.redirect_stdout(io.StringIO()):  # ptxas's errors
+            binary = compile_variant(variant, task.arch)
         entry = _write(task, binary) if task.write else None
         return _Done(entry, check(variant, binary) if task.check else None)
     except Exception as error:
@@ -318,7 +229,7 @@ def build(
     earlier = {entry["key"]: entry for entry in folder.read(target)}
     result, tasks, wanted = Result(target), [], {}
     for arch, several in variants.items():
-        target_of(arch)
+        target_named(arch)  # a ValueError for what is none
         for variant in several:
             key = key_of(variant, arch)
             if key in wanted:

@@ -19,7 +19,7 @@ from typing import Any
 import triton
 
 from .. import manifest
-from ..manifest import LARGEST_BINARY, MANIFEST
+from ..manifest import LARGEST_BINARY, MANIFEST, write_whole
 
 _FOR_THE_NEXT_BUILD = ("key", "function", "source", "bytes")  # who launches needs none of these
 
@@ -63,19 +63,6 @@ def is_there(folder: pathlib.Path, entry: dict) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def write_whole(path: pathlib.Path, data: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)  # mkstemp's files are for their owner alone
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def make(out: str | os.PathLike, archs: Iterable[str] = ()) -> pathlib.Path:

@@ -1,9 +1,10 @@
-"""Kernels compiled ahead of time: reading their folder, and launching them through C++.
+"""Compiled kernels: reading a folder of them, and launching them through C++.
 
 A folder holds `manifest.json` and one file per binary: `gpu/aot/build.py` writes both, and
 `gpu/manifest.py` reads them. A binary is found by the launch's variant and the architecture, so a
-launch with other dtypes, constants or alignment never meets it. The C++ launcher (`csrc/cuda`)
-checks what only the values of a call can break: the promised multiples of 16, ranges and the grid.
+launch with other dtypes, constants or alignment never meets it; what is in no folder comes from
+`cache.py`, which compiles it once. The C++ launcher (`csrc/cuda`) checks what only the values of a
+call can break: the promised multiples of 16, ranges and the grid.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -22,6 +24,9 @@ from ... import _C
 from .. import manifest
 from ..launch import Launch, Variant
 from ..manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from .cache import Cache
 
 
 class BinaryError(RuntimeError):
@@ -45,9 +50,12 @@ class Entry:
     arguments: tuple[tuple[str, str, bool], ...]  # name, type, promised to be a multiple of 16
     constants: dict[str, Any] = dataclasses.field(hash=False)
     source: str = ""  # a hash of the kernel's source; "" where the manifest has none
+    code: bytes | None = dataclasses.field(default=None, hash=False, repr=False)  # once it is read
 
     def image(self) -> bytes:
         """The file's bytes, which must be those that were built."""
+        if self.code is not None:
+            return self.code
         try:
             return manifest.binary(self.file, self.sha256)
         except OSError as error:
@@ -73,7 +81,14 @@ class Store:
         self.sources = found.get("sources")  # of the kernels (manifest.sources); None: not said
         self._entries: dict[tuple[str, str], Entry] = {}
         for row in found["kernels"]:
-            entry = self._entry(row)
+            try:
+                entry = entry_from(row, self.folder)
+            except ValueError as error:
+                name = manifest.shown(row.get("id")) if isinstance(row, dict) else "?"
+                raise BinaryError(
+                    f"vitkern: {self.folder / MANIFEST} describes kernel {name} wrongly "
+                    f"({error}): build again"
+                ) from error
             if self._entries.setdefault((entry.id, entry.arch), entry) is not entry:
                 raise BinaryError(
                     f"vitkern: {self.folder / MANIFEST} lists kernel {entry.id} for {entry.arch} "
@@ -116,34 +131,29 @@ class Store:
         except ValueError as error:
             raise BinaryError(f"vitkern: {self.folder / MANIFEST} {error}: build again") from error
 
-    def _entry(self, row: dict) -> Entry:
-        try:
-            manifest.check(row)
-            file = manifest.place(self.folder, row["file"])
-        except ValueError as error:
-            name = manifest.shown(row.get("id")) if isinstance(row, dict) else "?"
+
+def entry_from(row: dict, folder: pathlib.Path) -> Entry:
+    """The entry that a manifest's row describes; ValueError or BinaryError if it is wrong."""
+    manifest.check(row)
+    file = manifest.place(folder, row["file"])
+    for scratch in ("global_scratch", "profile_scratch"):
+        if row[scratch][0] != 0:
             raise BinaryError(
-                f"vitkern: {self.folder / MANIFEST} describes kernel {name} wrongly "
-                f"({error}): build again"
-            ) from error
-        for scratch in ("global_scratch", "profile_scratch"):
-            if row[scratch][0] != 0:
-                raise BinaryError(
-                    f"vitkern: kernel {row['id']} needs {row[scratch][0]} bytes of {scratch}, "
-                    "which the launcher does not provide: build it without tensor descriptors made "
-                    "on the device and without Triton's profiler"
-                )
-        same = (
-            "id", "kernel", "arch", "sha256", "num_warps", "warp_size", "num_stages", "shared",
-            "hidden_parameters",
-        )  # fmt: skip
-        return Entry(
-            arguments=tuple(tuple(argument) for argument in row["arguments"]),
-            file=file,
-            constants=row["constants"],
-            source=row.get("source", ""),
-            **{name: row[name] for name in same},
-        )
+                f"vitkern: kernel {row['id']} needs {row[scratch][0]} bytes of {scratch}, "
+                "which the launcher does not provide: build it without tensor descriptors made "
+                "on the device and without Triton's profiler"
+            )
+    same = (
+        "id", "kernel", "arch", "sha256", "num_warps", "warp_size", "num_stages", "shared",
+        "hidden_parameters",
+    )  # fmt: skip
+    return Entry(
+        arguments=tuple(tuple(argument) for argument in row["arguments"]),
+        file=file,
+        constants=row["constants"],
+        source=row.get("source", ""),
+        **{name: row[name] for name in same},
+    )
 
 
 @functools.lru_cache
@@ -153,27 +163,31 @@ def default_driver() -> _C.Driver:
 
 
 class BinaryExecutor:
-    """Launches a folder's binaries on one device, in order with PyTorch's own work there.
+    """Launches compiled kernels on one device, in order with PyTorch's own work there.
 
+    Kernels come from a folder of binaries for `arch`, where it has them, else from the cache.
     `stream` returns the handle of the stream to launch on (PyTorch's current one by default);
     tensors must be on `memory` (the device itself by default).
     """
 
     def __init__(
         self,
-        store: Store,
+        store: Store | None,
         device_index: int,
         arch: str,
         driver: _C.Driver | None = None,
         stream: Callable[[], int] | None = None,
         memory: torch.device | None = None,
+        cache: Cache | None = None,
     ) -> None:
-        self.store, self.device_index, self.arch = store, device_index, arch
+        self.store, self.device_index, self.arch, self.cache = store, device_index, arch, cache
         self.driver = driver or default_driver()
         self.stream = stream or self._current_stream
         self.memory = memory or torch.device("cuda", device_index)
         self.launched = 0  # kernels so far
+        self.loaded = {"binaries": 0, "cache": 0}  # kernels by where they came from
         self._kernels: dict[Variant, _C.Kernel] = {}
+        self._loading = threading.RLock()
 
     def run(self, launch: Launch) -> None:
         values = list(self.values(launch).values())
@@ -186,25 +200,47 @@ class BinaryExecutor:
         launches.run(self.stream(), addresses)
         self.launched += launches.launches
 
-    def has(self, launch: Launch) -> bool:
-        """Whether there is a binary for it."""
-        return self.store.find(launch.variant, self.arch) is not None
-
-    def binaries_for(self, launch: Launch) -> BinaryExecutor:
-        """A plan's launches all run natively here; one without a binary is an error."""
+    @property
+    def native(self) -> BinaryExecutor:
+        """What starts a plan from C++: itself."""
         return self
 
-    def kernel(self, variant: Variant) -> _C.Kernel:
-        """The loaded binary for a variant; raises LookupError if there is none."""
-        if variant not in self._kernels:
-            entry = self.store.find(variant, self.arch)
-            if entry is None:
-                raise LookupError(
-                    f"vitkern: no binary for {variant.name} on {self.arch} in {self.store.folder}, "
-                    f"which has {len(self.store)} binaries for {', '.join(self.store.archs)}"
-                )
-            self._kernels[variant] = self._load(entry, variant)
-        return self._kernels[variant]
+    def has(self, launch: Launch) -> bool:
+        """Whether there is a binary for it."""
+        return self._stored(launch.variant) is not None
+
+    def prepare(self, launches: Iterable[Launch]) -> None:
+        """Load the kernels of all these launches, and compile those that are nowhere."""
+        variants = dict.fromkeys(launch.variant for launch in launches)
+        missing = [v for v in variants if v not in self._kernels and self._stored(v) is None]
+        for i, variant in enumerate(missing, 1):
+            self.kernel(variant, f"{i} of {len(missing)}")
+
+    def kernel(self, variant: Variant, place: str = "") -> _C.Kernel:
+        """The loaded kernel of a variant; raises LookupError if there is none and no cache."""
+        found = self._kernels.get(variant)
+        if found is None:
+            with self._loading:  # of several threads one compiles
+                found = self._kernels.get(variant)
+                if found is None:
+                    stored = self._stored(variant)
+                    entry = stored or self._cached(variant, place)
+                    found = self._kernels[variant] = self._load(entry, variant)
+                    self.loaded["cache" if stored is None else "binaries"] += 1
+        return found
+
+    def _stored(self, variant: Variant) -> Entry | None:
+        return None if self.store is None else self.store.find(variant, self.arch)
+
+    def _cached(self, variant: Variant, place: str) -> Entry:
+        if self.cache is not None:
+            return self.cache.find(variant) or self.cache.compile(variant, place)
+        store = self.store
+        there = f"{store.folder}, which has {len(store)} binaries for" if store else "no folder"
+        raise LookupError(
+            f"vitkern: no binary for {variant.name} on {self.arch} in {there} "
+            f"{', '.join(store.archs) if store else ''}"
+        )
 
     def values(self, launch: Launch) -> dict[str, int | float]:
         """What the C++ launcher takes: an address for a tensor, a number as it is."""
@@ -229,10 +265,10 @@ class BinaryExecutor:
                 f"launched with {wanted}: build again"
             )
         if entry.source and entry.source != variant.kernel.cache_key:
+            by = "" if self.store is None else f" by Triton {self.store.triton}"
             raise BinaryError(
-                f"vitkern: {entry.id} in {self.store.folder} was built by Triton "
-                f"{self.store.triton} (here is {triton.__version__}) or from another version of its"
-                " source: build again"
+                f"vitkern: {entry.id} in {entry.file.parent.parent} was built{by} (here is "
+                f"{triton.__version__}) or from another version of its source: build again"
             )
         return _C.Kernel(
             self.driver,

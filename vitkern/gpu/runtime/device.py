@@ -1,70 +1,73 @@
-"""The executor of a real GPU: binaries built ahead of time where there are any, else Triton's JIT.
+"""The executor of a real GPU: every kernel is a compiled one, started by the C++ launcher.
 
 `use_binaries(folder)` or the environment variable VITKERN_BINARIES names the folder that
-`python -m vitkern aot` wrote, or the package vitkern-kernels has one (lookup.py). Without a
-matching binary Triton compiles the same launch on its first call (seconds, then cached on disk);
-`status` says which of the two served so far.
+`python -m vitkern aot` wrote, or the package vitkern-kernels has one (lookup.py). A kernel that is
+not there is compiled by Triton when it is first needed (seconds) and kept in the user's cache
+(cache.py); `status` says what served so far.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import Any
 
 import torch
 
-from .. import compiler
+from ... import _C
 from ..configs import nearest_arch
-from ..launch import Launch, Variant
+from ..launch import Launch
 from . import binary, lookup
+from .cache import Cache
 
 
 class DeviceExecutor:
     """Runs launches on one CUDA or ROCm device, on PyTorch's current stream there."""
 
-    def __init__(self, device: torch.device, store: binary.Store | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        store: binary.Store | None,
+        cache: Cache | None = None,
+        driver: _C.Driver | None = None,
+    ) -> None:
         self.device = device
         self.real_arch = arch_name(device)
-        built_for = store.arch_for(self.real_arch) if store is not None else None
-        self.arch = nearest_arch(built_for or self.real_arch)  # whose settings are used
+        self._built_for = store.arch_for(self.real_arch) if store is not None else None
+        self.arch = nearest_arch(self._built_for or self.real_arch)  # whose settings are used
         self.processors: int = torch.cuda.get_device_properties(device).multi_processor_count
-        self._compiled = 0  # launches that Triton's compiler served
-        self._kernels: dict[Variant, Any] = {}  # which it compiled
-        self._binaries: binary.BinaryExecutor | None = None
-        if store is not None and built_for is not None:
-            self._binaries = binary.BinaryExecutor(store, device.index, built_for)
-        self._foreign = store is not None and built_for is None
+        self._store, self._cache, self._driver = store, cache, driver
+
+    @functools.cached_property
+    def native(self) -> binary.BinaryExecutor:
+        """What starts kernels; made at the first launch, which needs the driver."""
+        cache = self._cache or Cache(self.real_arch)
+        store, arch = self._store if self._built_for else None, self._built_for or self.real_arch
+        return binary.BinaryExecutor(store, self.device.index, arch, self._driver, cache=cache)
 
     def run(self, launch: Launch) -> None:
-        if self._binaries is not None and self._binaries.has(launch):
-            self._binaries.run(launch)
-            return
-        with torch.cuda.device(self.device):
-            kernel = self._kernels.get(launch.variant)
-            if kernel is None:
-                kernel = self._kernels[launch.variant] = compiler.compile_here(launch.variant)
-            kernel[launch.grid](*launch.arguments.values())
-        self._compiled += 1
-
-    def binaries_for(self, launch: Launch) -> binary.BinaryExecutor | None:
-        """What starts a plan's launch from C++; None if there is no binary for it."""
-        if self._binaries is None or not self._binaries.has(launch):
-            return None
-        return self._binaries
+        self.native.run(launch)
 
     def status(self) -> str:
-        """One line for `explain()`: what starts the kernels here."""
-        if self._foreign:
-            source = f"compiled by Triton at first use (no binaries for {self.real_arch})"
-        elif self._binaries is None:
+        """One line for `explain()`: where the kernels come from here."""
+        if self._store is None:
             source = f"compiled by Triton at first use (no binaries: {binaries().text})"
+        elif not self._built_for:
+            source = f"compiled by Triton at first use (no binaries for {self.real_arch})"
         else:
-            source = f"binaries of {self._binaries.store.folder} for {self._binaries.arch}"
+            source = f"binaries of {self._store.folder} for {self._built_for}"
             source += ", Triton's compiler where one is missing"
-        launched = self._binaries.launched if self._binaries else 0
-        counts = {"binaries": launched, "Triton's compiler": self._compiled}
-        served = ", ".join(f"{count} by {name}" for name, count in counts.items() if count)
-        return f"{source}; launches so far: {served or 'none'}"
+        if "native" not in vars(self):
+            return f"{source}; launches so far: none"
+        made = self.native
+        kept = f" of {made.cache.folder}" if made.cache and made.cache.folder else ""
+        compiled = made.cache.compiled if made.cache else 0
+        counts = {
+            "of binaries": made.loaded["binaries"],
+            f"of the cache{kept}": made.loaded["cache"] - compiled,
+            "compiled now": compiled,
+        }
+        served = ", ".join(f"{count} {where}" for where, count in counts.items() if count)
+        return f"{source}; kernels: {served or 'none'}; launches so far: {made.launched or 'none'}"
 
 
 def arch_name(device: torch.device) -> str:
@@ -80,7 +83,7 @@ _folder: str | None = None
 
 
 def use_binaries(folder: str | os.PathLike | None) -> None:
-    """Launch this folder's binaries from now on; None for Triton's compiler alone.
+    """Launch this folder's binaries from now on; None: none but those of the user's cache.
 
     A model that has run on a GPU keeps what it has until `model.repack()`.
     """

@@ -1,8 +1,8 @@
 """A whole forward as one call: launches recorded once, then started again with other tensors.
 
 What changes from call to call (the image, the result) are *slots*: an argument that lies in a
-slot's memory follows that slot. Launches with binaries that follow each other are one C++ call over
-a `_C.LaunchList`: with a binary for each, all of them. The others go to the executor one by one.
+slot's memory follows that slot. On a GPU the launches are one C++ call over a `_C.LaunchList`;
+other executors get them one by one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def record(executor: Executor, tf32: bool | None, forward: Callable[[], None]) -
 
 
 class Plan:
-    """Recorded launches on an executor: `count` of them, `native` by binaries.
+    """Recorded launches on an executor, `count` of them.
 
-    An executor that has a binary says so by `binaries_for(launch)`. `run` only launches, so it
-    can be captured in a CUDA graph. Calls share the tensors between the launches, which the plan
-    keeps alive: a lock lets one call start all of its launches before another's, and both must be
-    on one stream. Plans that share those tensors share the lock.
+    An executor's attribute `native`, if it has one, starts them all from C++. `run` only launches,
+    so it can be captured in a CUDA graph. Calls share the tensors between the launches, which the
+    plan keeps alive: a lock lets one call start all of its launches before another's, and both must
+    be on one stream. Plans that share those tensors share the lock.
     """
 
     def __init__(
@@ -46,34 +46,24 @@ class Plan:
         self.executor, self.count = executor, len(launches)
         self._lock = lock or threading.Lock()
         self._layouts = [_layout(slot) for slot in slots]
-        places = [_places(launch, slots) for launch in launches]
-        unused = set(range(len(slots))) - {one.slot for each in places for one in each.values()}
+        self._moved = [_places(launch, slots) for launch in launches]
+        used = {one.slot for moved in self._moved for one in moved.values()}
+        unused = set(range(len(slots))) - used
         if unused:  # a launcher copied it, and later calls would read the first call's copy
             raise ValueError(f"vitkern: no launch of the plan uses slots {sorted(unused)}")
-        binaries_for = getattr(executor, "binaries_for", lambda launch: None)
-        self._steps: list[_Native | _Single] = []
-        self._kept: list[Launch] = []  # keeps the tensors alive whose addresses C++ has
-        for launch, moved in zip(launches, places, strict=True):
-            # Without the first call's slots, which would be kept alive.
-            self._kept.append(_with(launch, dict.fromkeys(moved)))
-            binaries = binaries_for(launch)
-            if binaries is None:
-                self._steps.append(_Single(self._kept[-1], moved))
-                continue
-            native = self._steps[-1] if self._steps else None
-            if not isinstance(native, _Native):
-                native = _Native(binaries, _C.LaunchList())
-                self._steps.append(native)
-            values = binaries.values(launch)
-            values |= {name: _C.Slot(place.slot, place.offset) for name, place in moved.items()}
-            kernel = binaries.kernel(launch.variant)
-            native.launches.add(kernel, launch.grid, list(values.values()))
-        self.native = sum(s.launches.launches for s in self._steps if isinstance(s, _Native))
+        # Without the first call's slots, which would be kept alive.
+        self._kept = [
+            _with(launch, dict.fromkeys(moved))
+            for launch, moved in zip(launches, self._moved, strict=True)
+        ]
+        self._native: BinaryExecutor | None = getattr(executor, "native", None)
+        if self._native is not None:
+            self._list = _list(self._native, launches, self._moved)
 
     @property
     def one_call(self) -> bool:
         """Whether all launches are one C++ call."""
-        return self.native == self.count
+        return self._native is not None
 
     def run(self, *slots: Tensor) -> None:
         """Start all launches; `slots` are laid out as those that the plan was made with."""
@@ -84,12 +74,25 @@ class Plan:
                 f"{layouts}"
             )
         with self._lock:
-            for step in self._steps:
-                if isinstance(step, _Native):
-                    step.binaries.run_list(step.launches, slots[: step.launches.slots])
-                    continue
-                at = {name: place.view(slots[place.slot]) for name, place in step.moved.items()}
-                self.executor.run(_with(step.launch, at))
+            if self._native is not None:
+                self._native.run_list(self._list, slots)
+                return
+            for launch, moved in zip(self._kept, self._moved, strict=True):
+                at = {name: place.view(slots[place.slot]) for name, place in moved.items()}
+                self.executor.run(_with(launch, at))
+
+
+def _list(
+    native: BinaryExecutor, launches: Sequence[Launch], places: Sequence[dict[str, _Place]]
+) -> _C.LaunchList:
+    """Launches as C++ has them; whose tensors must be kept alive."""
+    native.prepare(launches)
+    made = _C.LaunchList()
+    for launch, moved in zip(launches, places, strict=True):
+        values: dict[str, Any] = {**native.values(launch)}
+        values |= {name: _C.Slot(place.slot, place.offset) for name, place in moved.items()}
+        made.add(native.kernel(launch.variant), launch.grid, list(values.values()))
+    return made
 
 
 class _Place(NamedTuple):
@@ -104,20 +107,6 @@ class _Place(NamedTuple):
         """The same place in another tensor."""
         first = slot.storage_offset() + self.offset // slot.element_size()
         return slot.as_strided(self.shape, self.strides, first)
-
-
-class _Native(NamedTuple):
-    """Launches with binaries, one after the other."""
-
-    binaries: BinaryExecutor
-    launches: _C.LaunchList
-
-
-class _Single(NamedTuple):
-    """A launch for the executor, without the tensors that lie in slots."""
-
-    launch: Launch
-    moved: dict[str, _Place]
 
 
 def _places(launch: Launch, slots: Iterable[Tensor]) -> dict[str, _Place]:

@@ -1,0 +1,143 @@
+"""Kernels that no folder of binaries has: compiled at their first use, and kept for the next time.
+
+In the user's cache a kernel is two files, the binary and what a manifest would say of it:
+
+    <folder>/<Triton's version>/sm_90/<kernel>-<hash of the code>.cubin
+    <folder>/<Triton's version>/sm_90/<kernel>-<hash of all that made it>.json
+
+Both are written beside their place and moved there, the binary first, so that processes need no
+lock: at worst two compile the same. What is damaged is compiled again. The folder is that of the
+environment variable VITKERN_CACHE, else `vitkern/kernels` in the user's cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+import warnings
+from typing import Any
+
+import triton
+
+from .. import manifest
+from ..compiler import compile_variant, key_of
+from ..launch import Variant
+from .binary import BinaryError, Entry, entry_from
+
+FOLDER = "VITKERN_CACHE"
+LARGEST_ENTRY = 1 << 20  # bytes of a .json, which has one or two thousand
+LONG = 15.0  # seconds of compiling after which a log hears of it
+
+
+def default_folder() -> pathlib.Path:
+    """Where compiled kernels are kept; RuntimeError for a user without a home."""
+    if os.environ.get(FOLDER):
+        return pathlib.Path(os.environ[FOLDER])
+    home = os.environ.get("XDG_CACHE_HOME")
+    return pathlib.Path(home if home else "~/.cache").expanduser() / "vitkern" / "kernels"
+
+
+class Cache:
+    """The compiled kernels of one architecture and of this Triton."""
+
+    def __init__(self, arch: str, folder: str | os.PathLike | None = None) -> None:
+        self.arch, self.compiled = arch, 0  # kernels that this process compiled
+        self._memory: dict[str, Entry] = {}  # by key: what could not be written
+        self._warned = False
+        self._seconds = self._said = 0.0
+        try:
+            place = pathlib.Path(folder) if folder is not None else default_folder()
+        except RuntimeError as error:
+            place = None
+            self._warn(str(error))
+        version = re.sub(r"[^\w.+-]", "_", triton.__version__)
+        self.folder = None if place is None else place / version
+
+    def find(self, variant: Variant) -> Entry | None:
+        """The kernel with its binary, or None if it is not there or not whole."""
+        key = key_of(variant, self.arch)
+        if self.folder is None or key in self._memory:
+            return self._memory.get(key)
+        try:
+            path = manifest.place(self.folder, self._name(variant, key, "cubin"))
+            text = manifest.content(path.with_suffix(".json"), LARGEST_ENTRY)
+            row = json.loads(text.decode("utf-8"))
+            entry = entry_from(row, self.folder)
+            if (row.get("key"), entry.id, entry.arch) != (key, variant.name, self.arch):
+                return None
+            return dataclasses.replace(entry, code=manifest.binary(entry.file, entry.sha256))
+        except (OSError, ValueError, RecursionError, BinaryError):
+            return None
+
+    def compile(self, variant: Variant, place: str = "") -> Entry:
+        """Compile a kernel and keep it; `place` ("3 of 12") is for those who wait."""
+        start = time.monotonic()
+        self._say(f"compiling {variant.kernel.__name__} for {self.arch}{place and f', {place}'}")
+        try:
+            binary = compile_variant(variant, self.arch)
+        except Exception as error:
+            raise RuntimeError(
+                f"vitkern: Triton {triton.__version__} cannot compile {variant.name} for "
+                f"{self.arch} ({type(error).__name__}: {error}): set model.path = 'reference', and "
+                "please report this"
+            ) from error
+        finally:
+            self._seconds += time.monotonic() - start
+            self._say("")
+        self.compiled += 1
+        return self.keep(variant, binary.facts, binary.code)
+
+    def keep(self, variant: Variant, facts: dict[str, Any], code: bytes) -> Entry:
+        """Put a compiled kernel into the cache; `facts`: what a manifest says of it."""
+        key, sha256 = key_of(variant, self.arch), hashlib.sha256(code).hexdigest()
+        suffix = "hsaco" if self.arch.startswith("gfx") else "cubin"
+        made = {
+            "file": self._name(variant, sha256, suffix),
+            "sha256": sha256,
+            "source": variant.kernel.cache_key,
+            "key": key,
+        }
+        row = json.loads(json.dumps(facts | made))  # as it will be read
+        entry = dataclasses.replace(entry_from(row, self.folder or pathlib.Path()), code=code)
+        try:
+            if self.folder is None:
+                raise OSError("there is no folder for them")
+            entry.file.parent.mkdir(parents=True, exist_ok=True)
+            manifest.write_whole(entry.file, code)
+            text = json.dumps(row, indent=1).encode()
+            manifest.write_whole(self.folder / self._name(variant, key, "json"), text)
+        except OSError as error:
+            self._memory[key] = entry
+            self._warn(str(error))
+        return entry
+
+    def _name(self, variant: Variant, key: str, suffix: str) -> str:
+        return f"{self.arch}/{variant.kernel.__name__}-{key[:16]}.{suffix}"
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"vitkern: compiled kernels cannot be kept ({why}): every process compiles them "
+                f"again. Let {FOLDER} name a folder that can be written",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _say(self, what: str) -> None:
+        """What is going on: on a terminal while it does, in a log when it takes long."""
+        if sys.stderr is None:
+            return
+        if sys.stderr.isatty():
+            text = what and f"vitkern: {what} (`vitkern warmup` does it ahead of time)"
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        elif what and self._seconds - self._said >= LONG:
+            self._said = self._seconds
+            done = f"compiled {self.compiled} kernels in {self._seconds:.0f} s"
+            print(f"vitkern: {done}, {what}", file=sys.stderr, flush=True)
