@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dlpack.hpp"
 #include "initialised.hpp"
 
 namespace py = pybind11;
@@ -167,29 +168,9 @@ bool reads(const py::object& descriptor, const py::tuple& objects, const py::tup
   return true;
 }
 
-// ---- Where tensors are ----
-// DLPack's C exchange API, version 1 (dlpack.h): the parts that are read here.
-
-struct DlTensor {
-  void* data;
-  int32_t device[2];
-  int32_t ndim;
-  uint32_t dtype;
-  int64_t *sizes, *strides;
-  uint64_t byte_offset;
-};
-
-struct DlExchange {
-  struct {
-    uint32_t major, minor;
-    void* previous;
-  } header;
-  void *allocate, *managed_from_python, *managed_to_python;
-  int (*view_of_python)(void* object, DlTensor* view);  // borrows: nothing to free
-  void* current_stream;
-};
-
 }  // namespace
+
+// ---- Where tensors are ----
 
 // Versions, addresses, sizes and strides of tensors, and whether they are still the same. Two
 // function calls a tensor, a third of the time of asking for each by its method.
@@ -199,12 +180,9 @@ class Places {
       : version_(version),
         read_version_(version.ptr()),
         kind_(reinterpret_cast<PyTypeObject*>(kind.ptr())),
-        exchange_(static_cast<const DlExchange*>(PyCapsule_GetPointer(
-            py::object(kind.attr("__dlpack_c_exchange_api__")).ptr(), "dlpack_exchange_api"))),
+        exchange_(exchange_of(kind)),
         count_(PyTuple_GET_SIZE(tensors.ptr())) {
-    if (!exchange_) throw py::error_already_set();
-    if (exchange_->header.major != 1 || !exchange_->view_of_python)
-      refuse("Places", "version 1 of DLPack's exchange API");
+    if (!exchange_) refuse("Places", "version 1 of DLPack's exchange API");
     for (const py::handle tensor : tensors) {
       DlTensor view;
       if (!look(tensor.ptr(), &view)) throw py::error_already_set();

@@ -142,6 +142,23 @@ class Kernel:
     @property
     def device(self) -> int: ...
 
+class Variants:
+    """Which binary serves a launch of one Triton kernel, by its arguments."""
+
+    def __init__(self, tensor: type, parameters: str, device: int, /) -> None: ...
+    def start(
+        self,
+        arguments: dict[str, Any],
+        num_warps: int,
+        num_stages: int,
+        grid: Sequence[int],
+        stream: int,
+        /,
+    ) -> bool: ...
+    def add(
+        self, arguments: dict[str, Any], num_warps: int, num_stages: int, kernel: Kernel, /
+    ) -> None: ...
+
 class LaunchList:
     """Launches that are checked and packed once; run() starts them all in one call."""
 
@@ -153,3 +170,11 @@ class LaunchList:
     def launches(self) -> int: ...
     @property
     def slots(self) -> int: ...
+
+class Graph:
+    """A launch list as a CUDA graph; run() may be called in several threads."""
+
+    def __init__(self, launches: LaunchList, slots: Sequence[int] = ()) -> None: ...
+    def run(self, stream: int, slots: Sequence[int] = ()) -> None: ...
+    @property
+    def launches(self) -> int: ...

@@ -217,6 +217,8 @@ def explain(model: ViT, image: Tensor | None) -> str:
             )
     elif route.path != "reference":
         lines.append(f"kernels: {_gpu_kernels(model)}")
+        graphs = [getattr(engine, "graphs", "") for engine in model.engines.packed()]
+        lines += [f"CUDA graphs: {said}" for said in graphs[:1] if route.path == "engine"]
     return "\n".join(lines)
 
 

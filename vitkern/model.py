@@ -37,7 +37,10 @@ class ViT(TimmApi):
     no other's.
 
     path: "auto", or "engine", "fused", "reference" to force one (an error when it is impossible).
+    cuda_graphs: whether forwards of a shape that comes again are CUDA graphs on a GPU.
     """
+
+    cuda_graphs: bool = True
 
     def __init__(
         self,
@@ -58,9 +61,7 @@ class ViT(TimmApi):
             )
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         D = c.width
-
-        self.config, self.grad_checkpointing = c, False
-        self._path = "auto"
+        self.config, self._path, self.grad_checkpointing = c, "auto", False
         self._precision: str | None = None
         self._engines: Engines | None = None
 
@@ -272,9 +273,8 @@ class ViT(TimmApi):
         """A seed per dropout site (embedding, three per block, head), drawn at once, or None."""
         if not self.training:
             return None
-        sites = 2 + 3 * len(self.blocks)
         if any(isinstance(m, layers.Dropout) and m.rate for m in self.modules()):
-            return layers.draw_seeds(sites, device)
+            return layers.draw_seeds(2 + 3 * len(self.blocks), device)
         return None
 
     def _reference_precision(self) -> contextlib.AbstractContextManager:

@@ -12,12 +12,15 @@
 #include <vector>
 
 #include "../initialised.hpp"
-#include "launch_list.hpp"
+#include "graph.hpp"
+#include "variants.hpp"
 
 VITKERN_INITIALISED(vitkern::cuda::Slot);
-VITKERN_INITIALISED(vitkern::cuda::LaunchList);
+VITKERN_INITIALISED(vitkern::cuda::Graph);
+VITKERN_INITIALISED(vitkern::cuda::Variants);
 VITKERN_INITIALISED_SHARED(vitkern::cuda::Driver);
 VITKERN_INITIALISED_SHARED(vitkern::cuda::Kernel);
+VITKERN_INITIALISED_SHARED(vitkern::cuda::LaunchList);
 
 namespace py = pybind11;
 
@@ -148,7 +151,23 @@ void bind(py::module_& m) {
       .def_property_readonly("name", [](const Kernel& k) { return k.specification().name; })
       .def_property_readonly("device", [](const Kernel& k) { return k.device().ordinal; });
 
-  py::class_<LaunchList>(
+  py::class_<Variants>(m, "Variants",
+                       "Which binary serves a launch of one Triton kernel, by its arguments "
+                       "(torch.Tensor, a letter for each parameter, the device's number or -1).")
+      .def(py::init<const py::type&, std::string, int>())
+      .def(
+          "start",
+          [](const Variants& known, const py::dict& arguments, int num_warps, int num_stages,
+             const Grid& grid, uintptr_t stream) {
+            return known.start(arguments, {num_warps, num_stages}, grid, stream_from(stream));
+          },
+          "Start a launch; False if its variant was not met before.")
+      .def("add", [](Variants& known, const py::dict& arguments, int num_warps, int num_stages,
+                     std::shared_ptr<Kernel> kernel) {
+        known.add(arguments, {num_warps, num_stages}, std::move(kernel));
+      });
+
+  py::class_<LaunchList, std::shared_ptr<LaunchList>>(
       m, "LaunchList",
       "Launches that are checked and packed once; run() starts them all in one call.")
       .def(py::init<>())
@@ -169,6 +188,23 @@ void bind(py::module_& m) {
           py::arg("stream"), py::arg("slots") = std::vector<int64_t>{})
       .def_property_readonly("launches", &LaunchList::launches)
       .def_property_readonly("slots", &LaunchList::slots);
+
+  py::class_<Graph>(m, "Graph",
+                    "A launch list as a CUDA graph; run() may be called in several threads.")
+      .def(py::init([](std::shared_ptr<LaunchList> list, const std::vector<int64_t>& slots) {
+             if (list) list->freeze();  // under the interpreter's lock, as add() is
+             const py::gil_scoped_release unlocked;
+             return std::make_unique<Graph>(std::move(list), slots);
+           }),
+           py::arg("launches"), py::arg("slots") = std::vector<int64_t>{})
+      .def(
+          "run",
+          [](Graph& graph, uintptr_t stream, const std::vector<int64_t>& slots) {
+            const py::gil_scoped_release unlocked;
+            graph.run(stream_from(stream), slots);
+          },
+          py::arg("stream"), py::arg("slots") = std::vector<int64_t>{})
+      .def_property_readonly("launches", &Graph::launches);
 }
 
 }  // namespace vitkern::cuda

@@ -169,6 +169,15 @@ void Driver::resolve(void* library) {
   find(t.context_pop, "cuCtxPopCurrent_v2", nullptr);
   find(t.function_set, "cuFuncSetAttribute", nullptr);
   find(t.parameter, "cuFuncGetParamInfo", nullptr, false);
+  find(t.graph_create, "cuGraphCreate", nullptr);
+  find(t.graph_add, "cuGraphAddKernelNode_v2", nullptr);
+  find(t.graph_instantiate, "cuGraphInstantiateWithFlags", nullptr);
+  find(t.graph_set, "cuGraphExecKernelNodeSetParams_v2", nullptr);
+  find(t.graph_launch, "cuGraphLaunch", nullptr);
+  find(t.graph_free_executable, "cuGraphExecDestroy", nullptr);
+  find(t.graph_free, "cuGraphDestroy", nullptr);
+  find(t.capture_mode, "cuThreadExchangeStreamCaptureMode", nullptr);
+  find(t.is_capturing, "cuStreamIsCapturing", nullptr);
   find(t.current_device, nullptr, "hipGetDevice");
   find(t.set_device, nullptr, "hipSetDevice");
   find(t.properties, nullptr, "hipGetDevicePropertiesR0600");

@@ -31,6 +31,15 @@ struct Call {
   int (*function)(Arguments...) = nullptr;  // returns 0 or the error's number
 };
 
+// A launch in a graph: cuda.h's CUDA_KERNEL_NODE_PARAMS_v2.
+struct KernelNode {
+  Handle function;
+  unsigned grid[3], block[3], shared;
+  void** parameters;
+  void** extra;
+  Handle kernel, context;  // for what has no function: null
+};
+
 // What the launcher calls. HIP's functions take their arguments in CUDA's order.
 struct Table {
   Call<unsigned> init;
@@ -53,6 +62,16 @@ struct Table {
   Call<Handle*> context_pop;
   Call<Handle, int, int> function_set;
   Call<Handle, size_t, size_t*, size_t*> parameter;  // null before CUDA 12.4
+
+  // CUDA only: graphs.
+  Call<Handle*, unsigned> graph_create;
+  Call<Handle*, Handle, const Handle*, size_t, const KernelNode*> graph_add;
+  Call<Handle*, Handle, unsigned long long> graph_instantiate;
+  Call<Handle, Handle, const KernelNode*> graph_set;
+  Call<Handle, Handle> graph_launch;
+  Call<Handle> graph_free_executable, graph_free;
+  Call<int*> capture_mode;  // exchanges this thread's
+  Call<Handle, int*> is_capturing;
 
   // HIP only: a device's context is the device, and popping one does not restore what was before.
   Call<int*> current_device;
@@ -77,6 +96,7 @@ class Driver {
   Api api() const { return api_; }
   const std::string& path() const { return path_; }
   const Table& table() const { return table_; }
+  bool has_graphs() const { return api_ == Api::cuda; }
   int device_count() const;
   const Device& device(int ordinal);
 

@@ -128,16 +128,28 @@ Packed Kernel::pack(const Grid& grid, const std::vector<Value>& values) const {
 }
 
 void Kernel::start(const Grid& grid, Handle stream, Cells& cells) const {
-  std::array<void*, kMaxParameters> pointers;
-  for (size_t i = 0; i < parameters(); ++i) pointers[i] = &cells[i];
-  const auto n = [](int64_t x) { return static_cast<unsigned>(x); };
+  Pointers pointers;
+  const KernelNode n = node(grid, cells, pointers);
   const auto& launch = driver_->table().launch;
-  const int status = launch.function(function_, n(grid[0]), n(grid[1]), n(grid[2]), n(threads()),
-                                     1u, 1u, n(spec_.shared), stream, pointers.data(),
+  const int status = launch.function(n.function, n.grid[0], n.grid[1], n.grid[2], n.block[0],
+                                     n.block[1], n.block[2], n.shared, stream, n.parameters,
                                      nullptr);  // which copies the parameters before it returns
   if (status != 0)
     driver_->fail("starting kernel " + spec_.name + " with grid " + text(grid) + " on " + where(),
                   launch.name, status);
+}
+
+KernelNode Kernel::node(const Grid& grid, Cells& cells, Pointers& pointers) const {
+  for (size_t i = 0; i < parameters(); ++i) pointers[i] = &cells[i];
+  const auto n = [](int64_t x) { return static_cast<unsigned>(x); };
+  return {function_,
+          {n(grid[0]), n(grid[1]), n(grid[2])},
+          {n(threads()), 1, 1},
+          n(spec_.shared),
+          pointers.data(),
+          nullptr,
+          nullptr,
+          nullptr};
 }
 
 uint64_t Kernel::cell(size_t parameter, const Value& value) const {

@@ -54,6 +54,7 @@ struct Skip {
 
 // One parameter in each 8 bytes, hidden ones last: what kernelParams' pointers point to.
 using Cells = std::array<uint64_t, kMaxParameters>;
+using Pointers = std::array<void*, kMaxParameters>;
 struct Packed {
   Cells cells{};
   std::vector<std::pair<size_t, Slot>> slots;  // parameter, its slot
@@ -69,9 +70,11 @@ class Kernel {
   // anything is started. Callable from several threads at once.
   void launch(const Grid& grid, Handle stream, const std::vector<Value>& values) const;
 
-  // The two halves of launch, for LaunchList: `start` wants the device current and checks nothing.
+  // The halves of launch, for LaunchList: `start` wants the device current and checks nothing.
   Packed pack(const Grid& grid, const std::vector<Value>& values) const;
   void start(const Grid& grid, Handle stream, Cells& cells) const;
+  // The launch as a graph has it; what it points to is `cells` and `pointers`.
+  KernelNode node(const Grid& grid, Cells& cells, Pointers& pointers) const;
   void check_slot(size_t parameter, int64_t address, int64_t offset) const;
 
   const std::shared_ptr<Driver>& driver() const { return driver_; }

@@ -21,21 +21,30 @@ void LaunchList::add(std::shared_ptr<const Kernel> kernel, const Grid& grid,
   steps_.push_back({std::move(kernel), grid, std::move(packed)});
 }
 
-void LaunchList::run(Handle stream, const std::vector<int64_t>& slots) const {
+void LaunchList::check(const std::vector<int64_t>& slots) const {
   if (slots.size() != slots_)
     throw std::invalid_argument("vitkern: the launch list has " + std::to_string(slots_) +
                                 " slots, not " + std::to_string(slots.size()));
   for (const Step& step : steps_)
     for (const auto& [parameter, slot] : step.packed.slots)
       step.kernel->check_slot(parameter, slots[slot.index], slot.offset);
+}
+
+void LaunchList::run(Handle stream, const std::vector<int64_t>& slots) const {
+  check(slots);
   if (steps_.empty()) return;
-  const Current current(*steps_[0].kernel->driver(), steps_[0].kernel->device());
+  const Current current(driver(), device());
   for (const Step& step : steps_) {
-    Cells cells = step.packed.cells;  // a copy of this call's own: others may run at the same time
-    for (const auto& [parameter, slot] : step.packed.slots)
-      cells[parameter] = static_cast<uint64_t>(slots[slot.index] + slot.offset);
+    Cells cells = step.cells(slots);  // of this call's own: others may run at the same time
     step.kernel->start(step.grid, stream, cells);
   }
+}
+
+Cells LaunchList::Step::cells(const std::vector<int64_t>& slots) const {
+  Cells found = packed.cells;
+  for (const auto& [parameter, slot] : packed.slots)
+    found[parameter] = static_cast<uint64_t>(slots[slot.index] + slot.offset);
+  return found;
 }
 
 }  // namespace vitkern::cuda

@@ -16,19 +16,28 @@ class LaunchList {
   void add(std::shared_ptr<const Kernel> kernel, const Grid& grid,
            const std::vector<Value>& values);
 
-  // Checks all slots before it starts anything. `slots[i]` is what Slot(i, offset) counts from.
+  // Throws std::invalid_argument unless these are its slots: `slots[i]` is what Slot(i, offset)
+  // counts from.
+  void check(const std::vector<int64_t>& slots) const;
+
+  // Checks all slots before it starts anything.
   void run(Handle stream, const std::vector<int64_t>& slots) const;
 
   void freeze() { frozen_ = true; }
   size_t launches() const { return steps_.size(); }
   size_t slots() const { return slots_; }
 
- private:
   struct Step {
     std::shared_ptr<const Kernel> kernel;
     Grid grid;
     Packed packed;
+    Cells cells(const std::vector<int64_t>& slots) const;  // with the addresses of one call
   };
+  const std::vector<Step>& steps() const { return steps_; }
+  const Driver& driver() const { return *steps_[0].kernel->driver(); }
+  const Device& device() const { return steps_[0].kernel->device(); }
+
+ private:
   std::vector<Step> steps_;
   size_t slots_ = 0;  // one more than the largest index used
   bool frozen_ = false;

@@ -151,7 +151,8 @@ def test_upward_imports_are_still_needed():
 
 # Of torch, where there is no public way to ask, and of the standard library's public interface.
 FOREIGN = {
-    "torch": "_C _functorch _assert_async _current_level _has_any_global_hook _is_zerotensor"
+    "torch": "_C _cuda_getCurrentRawStream _functorch _assert_async _current_level"
+    " _has_any_global_hook _is_zerotensor"
     " _len_torch_dispatch_stack _version",
     "torch.nn.Module": "_forward_hooks _forward_pre_hooks _modules _parameters",
     "namedtuple": "_asdict _fields _replace",

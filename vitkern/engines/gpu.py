@@ -9,10 +9,9 @@ after its keys and values.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,16 +20,19 @@ from torch import Tensor, nn
 from ..gpu import attention, layernorm, linear_residual, moments, norm_linear, patch_embed
 from ..gpu.launch import Executor, cdiv
 from ..gpu.runtime import device, plan
+from ..gpu.runtime.binary import current_stream
 from ..precision import PRECISIONS
 from ..registry import REGISTRY
 from . import Unpackable
 from .base import Engine, stored
 from .buffers import Arena, Buffers, Sizes, Stream, larger, sizes_of
+from .lasting import lasting, refill
 
 if TYPE_CHECKING:
     from ..model import ViT
 
-PLANS_KEPT = 8  # shapes of images, streams
+PLANS_KEPT = 8  # shapes of images, streams; each with a CUDA graph, if that is wanted
+GRAPHS = os.environ.get("VITKERN_CUDA_GRAPHS") != "0"
 
 
 class Folded(NamedTuple):
@@ -109,7 +111,7 @@ class GpuEngine(Engine):
         norms = [n for n in (model.norm, model.fc_norm) if isinstance(n, nn.LayerNorm)]
         self._last_norm = norms[0] if norms else None
         self._whole = c.pool == "token" and c.head == "linear" and bool(norms and c.depth)
-        with _lasting():
+        with lasting():
             self._blocks = [self._fold_block(block) for block in model.blocks]
             self._ends = self._fold_ends()
             statistics = ((c.mean or (0.0,) * c.channels), (c.std or (1.0,) * c.channels))
@@ -125,12 +127,12 @@ class GpuEngine(Engine):
         _refuse_capture(self.model.device)
         if self.model.device.type == "cuda":  # forwards on other streams read what is written now
             torch.cuda.synchronize(self.model.device)
-        with self._lock, _lasting():
+        with self._lock, lasting():
             for folded, block in zip(self._blocks, self.model.blocks, strict=True):
-                _refill(folded, self._fold_block(block))
-            _refill(self._ends, self._fold_ends())
+                refill(folded, self._fold_block(block))
+            refill(self._ends, self._fold_ends())
             for grid, known in self._grids.items():
-                _refill(known, self._positions_of(grid))
+                refill(known, self._positions_of(grid))
         self.note()
         self._finish()
         return True
@@ -157,6 +159,19 @@ class GpuEngine(Engine):
         return ("logits", "tokens") if self._whole else ("tokens",)
 
     @property
+    def graphs(self) -> str:
+        """Which forwards are CUDA graphs, for `explain()`."""
+        if not GRAPHS or not self.model.cuda_graphs:
+            return "off, by model.cuda_graphs or VITKERN_CUDA_GRAPHS=0"
+        with self._lock:
+            plans = list(self._plans.values())
+        reasons = "; ".join(sorted({made.no_graph for made in plans} - {""}))
+        if reasons:
+            return f"none ({reasons})"
+        made = sum(one.has_graph for one in plans)
+        return f"from the second forward of a shape on; {made} so far, {PLANS_KEPT} at most"
+
+    @property
     def activation_bytes(self) -> int:
         """Memory that plans keep for what is between their launches."""
         with self._lock:
@@ -179,8 +194,8 @@ class GpuEngine(Engine):
     def _run(self, want: str, image: Tensor, y: Tensor) -> Tensor:
         image = stored(image)
         aligned = image.data_ptr() % 16 == 0  # a promise of the binaries
-        stream = torch.cuda.current_stream(image.device).cuda_stream if image.is_cuda else 0
-        key = (want, tuple(image.shape), image.stride(), image.dtype, aligned, stream)
+        stream = current_stream(image.device.index) if image.is_cuda else 0
+        key = (want, image.shape, image.stride(), image.dtype, aligned, stream)
         if _capturing(image.device):
             # The graph owns the buffers that are made now, and reads this engine's weights.
             self.held = True
@@ -193,7 +208,7 @@ class GpuEngine(Engine):
                 self._forget_old_plans()
             else:
                 self._plans.move_to_end(key)
-        made.run(image, y)
+        made.run(image, y, graph=self.model.cuda_graphs and GRAPHS)
         return y
 
     def _forget_old_plans(self) -> None:
@@ -260,7 +275,7 @@ class GpuEngine(Engine):
 
     def _of_grid(self, grid: tuple[int, int]) -> Positions:
         """Kept, because a captured CUDA graph may read it; what one computes itself is its own."""
-        with self._lock, _lasting():
+        with self._lock, lasting():
             if grid not in self._grids and _capturing(self.model.device):
                 return self._positions_of(grid)
             if grid not in self._grids:
@@ -360,22 +375,6 @@ def _norm_or_none(norm: nn.Module | None) -> Norm | None:
 def _rows(t: Tensor | None) -> Tensor | None:
     """As kernels read it: itself where it is contiguous."""
     return None if t is None else t.detach().contiguous()
-
-
-@contextlib.contextmanager
-def _lasting() -> Iterator[None]:
-    """Tensors made inside can be written later, in any mode."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
-def _refill(old: Any, new: Any) -> None:
-    """Put new values into the tensors of a tuple of tuples; parameters themselves have them."""
-    if isinstance(old, tuple):
-        for one, value in zip(old, new, strict=True):
-            _refill(one, value)
-    elif old is not None and old.data_ptr() != new.data_ptr():
-        old.copy_(new)
 
 
 def _capturing(device: torch.device) -> bool:

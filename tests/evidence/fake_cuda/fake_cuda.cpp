@@ -179,16 +179,7 @@ API int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, un
   {
     BEGIN();
     if (by != 1 || bz != 1 || extra) return fail(kInvalidValue, "blocks of one dimension only");
-    if (const int status = check_launch(*node.function, node.grid, bx, shared)) return status;
-    const auto& facts = *node.function->facts;
-    for (size_t i = 0; i < facts.parameters.size(); ++i) {
-      const cubin::Parameter& p = facts.parameters[i];
-      void* source = nullptr;
-      node.data.resize(std::max<size_t>(node.data.size(), p.offset + p.size));
-      if (!copy(&source, &parameters[i], sizeof source) ||
-          !copy(&node.data[p.offset], source, p.size))
-        return fail(kInvalidValue, text("parameter %zu points to no memory", i));
-    }
+    if (const int status = make_node(node, parameters)) return status;
     Stream* const s = stream ? known(stream) : nullptr;
     if (stream && (!s || !s->alive)) return fail(kInvalidHandle, "no such stream");
     if (s && s->context != current()) return fail(kInvalidHandle, "a stream of another device");
@@ -197,8 +188,8 @@ API int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, un
         other->invalidated = true;
         return fail(kCaptureImplicit, "launch on the default stream while another is captured");
       }
-    note(text("launch %s (%u, %u, %u) x %u, %u bytes, stream %d", facts.name.c_str(), gx, gy, gz,
-              bx, shared, s != nullptr));
+    note(text("launch %s (%u, %u, %u) x %u, %u bytes, stream %d",
+              node.function->facts->name.c_str(), gx, gy, gz, bx, shared, s != nullptr));
     if (s && s->capturing) {
       s->nodes.push_back(std::move(node));
       return kSuccess;
@@ -226,6 +217,13 @@ API int cuStreamBeginCapture_v2(void* stream, int) {
   s->nodes.clear();
   return kSuccess;
 }
+API int cuStreamIsCapturing(void* stream, int* status) {
+  BEGIN();
+  const Stream* const s = stream ? known(stream) : nullptr;
+  if (stream && (!s || !s->alive)) return fail(kInvalidHandle, "no such stream");
+  *status = s && s->capturing;
+  return kSuccess;
+}
 API int cuStreamEndCapture(void* stream, void** graph) {
   BEGIN();
   Stream* const s = known(stream);
@@ -236,18 +234,119 @@ API int cuStreamEndCapture(void* stream, void** graph) {
   *graph = graphs.back().get();
   return kSuccess;
 }
-API int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
-  BEGIN(Capture::unsafe);
-  *executable = graph;  // a graph does not change here
+
+// ---- Graphs -------------------------------------------------------------------------------------
+
+API int cuThreadExchangeStreamCaptureMode(int* mode) {
+  BEGIN();
+  if (*mode < 0 || *mode > kRelaxed) return fail(kInvalidValue, text("capture mode %d", *mode));
+  std::swap(*mode, capture_mode);
   return kSuccess;
 }
-API int cuGraphLaunch(void* executable, void*) {
-  const auto* const graph = static_cast<Graph*>(executable);
+API int cuGraphCreate(void** graph, unsigned flags) {
+  BEGIN();
+  if (flags || !current()) return fail(kInvalidValue, "a graph without a context");
+  graphs.push_back(std::make_unique<Graph>(Graph{current(), {}}));
+  *graph = graphs.back().get();
+  return kSuccess;
+}
+API int cuGraphAddKernelNode_v2(void** node, void* graph, void* const* after, size_t count,
+                                const NodeParameters* wanted) {
+  BEGIN();
+  Graph* const g = known_graph(graph, false);
+  if (!g) return fail(kInvalidHandle, "no such graph");
+  if (wanted->extra || wanted->kernel || wanted->context || wanted->block[1] != 1 ||
+      wanted->block[2] != 1)
+    return fail(kInvalidValue, "a node of a function and its parameters, in blocks of one line");
+  const unsigned* const grid = wanted->grid;
+  Node made{static_cast<Function*>(wanted->function),
+            {grid[0], grid[1], grid[2]},
+            wanted->block[0],
+            wanted->shared,
+            {}};
+  if (const int status = make_node(made, wanted->parameters)) return status;
+  std::vector<size_t> earlier;
+  for (size_t i = 0; i < count; ++i) {
+    const Place& place = *static_cast<const Place*>(after[i]);
+    if (place.graph != g) return fail(kInvalidValue, "waits for a node of another graph");
+    earlier.push_back(place.index);
+  }
+  g->nodes.push_back(std::move(made));
+  g->after.push_back(std::move(earlier));
+  places.push_back(std::make_unique<Place>(Place{g, g->nodes.size() - 1}));
+  *node = places.back().get();
+  return kSuccess;
+}
+API int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
+  BEGIN(Capture::unsafe);
+  Graph* const g = known_graph(graph, false);
+  if (!g) return fail(kInvalidHandle, "no such graph");
+  graphs.push_back(std::make_unique<Graph>(*g));
+  graphs.back()->made_of = g;
+  *executable = graphs.back().get();
+  return kSuccess;
+}
+API int cuGraphExecKernelNodeSetParams_v2(void* executable, void* node,
+                                          const NodeParameters* wanted) {
+  BEGIN();
+  Graph* const g = known_graph(executable, true);
+  const Place& place = *static_cast<const Place*>(node);
+  if (!g || !g->made_of->alive || place.graph != g->made_of)
+    return fail(kInvalidHandle, "a node of no graph, or of another");
+  Node changed = g->nodes[place.index];
+  if (changed.function != wanted->function) return fail(kInvalidValue, "another function");
+  std::copy(wanted->grid, wanted->grid + 3, changed.grid);
+  changed.block = wanted->block[0], changed.shared = wanted->shared;
+  if (const int status = make_node(changed, wanted->parameters)) return status;
+  g->nodes[place.index] = std::move(changed);
+  return kSuccess;
+}
+API int cuGraphExecDestroy(void* executable) {
+  BEGIN(Capture::unsafe);
+  Graph* const g = known_graph(executable, true);
+  if (!g) return fail(kInvalidHandle, "no such executable graph");
+  g->alive = false;
+  return kSuccess;
+}
+API int cuGraphDestroy(void* graph) {
+  BEGIN(Capture::unsafe);
+  Graph* const g = known_graph(graph, false);
+  if (!g) return fail(kInvalidHandle, "no such graph");
+  g->alive = false;
+  return kSuccess;
+}
+API int fake_graphs() {  // executable ones that were not destroyed
+  const Lock lock(mutex);
+  return static_cast<int>(std::count_if(graphs.begin(), graphs.end(),
+                                        [](const auto& g) { return g->alive && g->made_of; }));
+}
+// Of the nodes that wait for nothing more the last one runs first: an order that was left out
+// shows.
+API int cuGraphLaunch(void* executable, void* stream) {
+  Graph now{nullptr, {}};
   {
     BEGIN();
-    if (current() != graph->context) return fail(kInvalidContext, "a graph of another device");
+    const Graph* const g = known_graph(executable, true);
+    if (!g) return fail(kInvalidHandle, "no such executable graph");
+    if (current() != g->context) return fail(kInvalidContext, "a graph of another device");
+    Stream* const s = stream ? known(stream) : nullptr;
+    if (stream && (!s || !s->alive)) return fail(kInvalidHandle, "no such stream");
+    if (s && s->capturing) {
+      s->invalidated = true;
+      return fail(kCaptureUnsupported, "a graph started on a stream that is captured");
+    }
+    now = *g;
   }
-  for (const Node& node : graph->nodes)
-    if (const int status = run(node)) return status;
+  now.after.resize(now.nodes.size());  // of a capture: its nodes are in order
+  std::vector<char> done(now.nodes.size());
+  for (size_t count = 0; count < done.size(); ++count) {
+    size_t next = now.made_of->after.empty() ? count : done.size();
+    for (size_t i = done.size(); next == done.size() && i-- > 0;)
+      if (!done[i] && std::all_of(now.after[i].begin(), now.after[i].end(),
+                                  [&](size_t earlier) { return done[earlier]; }))
+        next = i;
+    done[next] = true;
+    if (const int status = run(now.nodes[next])) return status;
+  }
   return kSuccess;
 }

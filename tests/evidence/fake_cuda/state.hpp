@@ -71,6 +71,21 @@ struct Stream {
 struct Graph {
   Context* context;
   std::vector<Node> nodes;
+  std::vector<std::vector<size_t>> after = {};  // the nodes that each one waits for
+  Graph* made_of = nullptr;                     // of an executable graph
+  bool alive = true;
+};
+
+struct Place {  // what a node's handle points to
+  Graph* graph;
+  size_t index;
+};
+
+struct NodeParameters {  // CUDA_KERNEL_NODE_PARAMS_v2
+  void* function;
+  unsigned grid[3], block[3], shared;
+  void **parameters, **extra;
+  void *kernel, *context;
 };
 
 // Nothing that a handle points to is freed before the process ends: a stale handle is found by its
@@ -82,12 +97,15 @@ std::vector<std::unique_ptr<Stream>> streams;
 std::vector<std::unique_ptr<Module>> modules;
 std::vector<std::unique_ptr<Function>> functions;
 std::vector<std::unique_ptr<Graph>> graphs;
+std::vector<std::unique_ptr<Place>> places;
 std::vector<int> devices = {80};
 std::string journal, reason, wanted_call;
 int wanted_status = 0, pause_before_launch = 0;
 bool initialized = false;
 int (*execute)(const Launch*) = nullptr;
 thread_local std::vector<Context*> stack;
+constexpr int kRelaxed = 2;
+thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
 
 Context* current() { return stack.empty() ? nullptr : stack.back(); }
 
@@ -125,7 +143,7 @@ int begin(const char* call, Capture capture = Capture::harmless) {
   }
   if (!initialized && std::strcmp(call, "cuInit") != 0)
     return fail(kNotInitialized, "cuInit was not called");
-  if (capture == Capture::unsafe)
+  if (capture == Capture::unsafe && capture_mode != kRelaxed)
     for (const auto& s : streams)
       if (s->capturing) {
         s->invalidated = true;
@@ -176,6 +194,28 @@ int check_launch(const Function& f, const unsigned* grid, unsigned block, unsign
   if (facts.cluster > 1)
     return fail(kInvalidClusterSize, text("compiled for clusters of %d blocks", facts.cluster));
   return kSuccess;
+}
+
+// A launch with what its parameters point to, which is copied as the driver does it.
+int make_node(Node& node, void* const* parameters) {
+  if (const int status = check_launch(*node.function, node.grid, node.block, node.shared))
+    return status;
+  const auto& facts = *node.function->facts;
+  for (size_t i = 0; i < facts.parameters.size(); ++i) {
+    const cubin::Parameter& p = facts.parameters[i];
+    void* source = nullptr;
+    node.data.resize(std::max<size_t>(node.data.size(), p.offset + p.size));
+    if (!copy(&source, &parameters[i], sizeof source) ||
+        !copy(&node.data[p.offset], source, p.size))
+      return fail(kInvalidValue, text("parameter %zu points to no memory", i));
+  }
+  return kSuccess;
+}
+
+Graph* known_graph(void* handle, bool executable) {
+  for (const auto& g : graphs)
+    if (g.get() == handle && g->alive && (g->made_of != nullptr) == executable) return g.get();
+  return nullptr;
 }
 
 int run(const Node& node) {

@@ -31,9 +31,10 @@ class Plan:
     """Recorded launches on an executor, `count` of them.
 
     An executor's attribute `native`, if it has one, starts them all from C++. `run` only launches,
-    so it can be captured in a CUDA graph. Calls share the tensors between the launches, which the
-    plan keeps alive: a lock lets one call start all of its launches before another's, and both must
-    be on one stream. Plans that share those tensors share the lock.
+    so it can be captured in a CUDA graph; with `graph` it makes one itself at the second call, and
+    launches that from then on. `no_graph` says why it could not. Calls share the tensors between
+    the launches, which the plan keeps alive: a lock lets one call start all of its launches before
+    another's, and both must be on one stream. Plans that share those tensors share the lock.
     """
 
     def __init__(
@@ -59,15 +60,21 @@ class Plan:
         self._native: BinaryExecutor | None = getattr(executor, "native", None)
         if self._native is not None:
             self._list = _list(self._native, launches, self._moved)
+        self._graph: _C.Graph | None = None
+        self._has_run, self.no_graph = False, ""
 
     @property
     def one_call(self) -> bool:
         """Whether all launches are one C++ call."""
         return self._native is not None
 
-    def run(self, *slots: Tensor) -> None:
+    @property
+    def has_graph(self) -> bool:
+        return self._graph is not None
+
+    def run(self, *slots: Tensor, graph: bool = False) -> None:
         """Start all launches; `slots` are laid out as those that the plan was made with."""
-        layouts = [_layout(slot) for slot in slots]
+        layouts = list(map(_layout, slots))
         if layouts != self._layouts:
             raise ValueError(
                 f"vitkern: the plan was made for {self._layouts} (shape, strides, dtype), not "
@@ -75,11 +82,28 @@ class Plan:
             )
         with self._lock:
             if self._native is not None:
-                self._native.run_list(self._list, slots)
+                self._native.run_list(self._of_graph(self._native, slots, graph), slots)
                 return
             for launch, moved in zip(self._kept, self._moved, strict=True):
                 at = {name: place.view(slots[place.slot]) for name, place in moved.items()}
                 self.executor.run(_with(launch, at))
+
+    def _of_graph(
+        self, native: BinaryExecutor, slots: Sequence[Tensor], wanted: bool
+    ) -> _C.LaunchList | _C.Graph:
+        """What is started: the graph, if one is wanted and this shape of call comes again."""
+        if self._graph is not None and wanted:
+            return self._graph
+        if not wanted:
+            self._graph = None  # its memory goes, too
+        elif self._has_run and not self.no_graph:
+            try:
+                self._graph = native.graph_of(self._list, slots)
+                return self._graph
+            except _C.DriverError as error:
+                self.no_graph = str(error).removeprefix("vitkern: ")
+        self._has_run = True
+        return self._list
 
 
 def _list(
@@ -128,7 +152,7 @@ def _with(launch: Launch, changes: dict[str, Any]) -> Launch:
 
 
 def _layout(tensor: Tensor) -> tuple:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _addresses(tensor: Tensor) -> range:
