@@ -1,4 +1,4 @@
-"""vitkern._C's Driver, Kernel and LaunchList over the stand-in driver, with all that can be odd.
+"""vitkern._C's Driver, Kernel, LaunchList and Graph over the stand-in driver, with all that can be odd.
 
 Only what can be seen to be wrong is wrong here: a size that lies about the memory behind a pointer
 would be the kernel's fault on a GPU, and the interpreter's in this process.
@@ -189,11 +189,14 @@ def same_as_expected(got: torch.Tensor, wanted: torch.Tensor) -> None:
         raise Wrong(f"the kernel gave {got.flatten()[0]}, not {wanted.flatten()[0]}")
 
 
+KINDS = ("add", "add", "slot", "run", "run", "graph", "None", "wrong", "launches", "grid")
+
+
 def plans(rng: random.Random, scratch: pathlib.Path) -> Made:
     """Plans of none to three launches in any order of calls."""
     steps: list[tuple[str, object]] = []
     for _ in range(rng.randrange(1, 5)):
-        step = rng.choice(("add", "add", "slot", "run", "run", "None", "wrong", "launches", "grid"))
+        step = rng.choice(KINDS)
         steps.append((step, rng.randrange(2**31)))
     return f"_C.LaunchList: {', '.join(name for name, _ in steps)}", lambda: follow(scratch, steps)
 
@@ -214,10 +217,11 @@ def follow(scratch: pathlib.Path, steps: list[tuple[str, int]]) -> str:
 def take(name: str, rng: random.Random, plan, kernel, launch, operands) -> None:
     """One call of a plan's."""
     (x, _, y), values, grid = operands, sample.values_of(launch), launch.grid
-    if name == "run":
+    if name in ("run", "graph"):
         pointers = (x.data_ptr(), y.data_ptr(), 0, -1, 8)
         slots = [rng.choice(pointers) for _ in range(rng.randrange(4))]
-        plan.run(0, rng.choice((slots, slots, [x.data_ptr()], odd.number(rng))))
+        slots = rng.choice((slots, slots, [x.data_ptr()], odd.number(rng)))
+        (_C.Graph(plan, slots) if name == "graph" else plan).run(0, slots)
         return
     if name == "launches":
         assert plan.launches >= 0 and plan.slots >= 0

@@ -198,7 +198,8 @@ def input_change(rng: random.Random) -> tuple[str, object]:
 
 def without_init(rng: random.Random) -> Case:
     """Objects whose __init__ never ran."""
-    kind = rng.choice((_C.Engine, _C.Places, _C.LaunchList, _C.Kernel, _C.Driver, _C.Slot))
+    kinds = (_C.Engine, _C.Places, _C.LaunchList, _C.Graph, _C.Variants, _C.Kernel, _C.Driver)
+    kind = rng.choice((*kinds, _C.Slot))
     names = [name for name in dir(kind) if not name.startswith("_")] + ["__repr__"]
     name, call = rng.choice(names), rng.random() < 0.7
 

@@ -1,5 +1,9 @@
 """The tools that documents name run."""
 
+import shutil
+
+import pytest
+
 from tools import forward_overhead
 
 
@@ -7,3 +11,13 @@ def test_the_walk_of_a_forward_is_timed(capsys):
     forward_overhead.main(["--model", "Ti/16", "--calls", "3"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ViT.__call__") and all(line.endswith(" us") for line in lines)
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="the tool compiles its driver")
+def test_launches_are_timed(capsys):
+    pytest.importorskip("triton")
+    from tools import launch_overhead
+
+    launch_overhead.main(["--model", "Ti/16", "--batch", "1", "--calls", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("training launch") and all(line.endswith(" us") for line in lines)
