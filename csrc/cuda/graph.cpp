@@ -29,8 +29,8 @@ class Relaxed {
 
 Graph::Graph(std::shared_ptr<LaunchList> list, const std::vector<int64_t>& slots)
     : list_(std::move(list)) {
-  if (!list_ || list_->steps().empty())
-    throw std::invalid_argument("vitkern: a graph is made of launches");
+  if (!list_ || list_->steps().empty() || !list_->frozen())
+    throw std::invalid_argument("vitkern: a graph is made of launches, in a list that is closed");
   list_->check(slots);
   if (!list_->driver().has_graphs())
     throw DriverError("vitkern: graphs of launches are made on NVIDIA GPUs only");

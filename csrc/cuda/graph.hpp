@@ -13,8 +13,8 @@ namespace vitkern::cuda {
 
 class Graph {
  public:
-  // Throws DriverError where the driver has no graphs (HIP's are not used) or refuses this one.
-  // Allowed while another stream is captured, not on one that is.
+  // Of a list that is closed (frozen). Throws DriverError where the driver has no graphs (HIP's are
+  // not used) or refuses this one. Allowed while another stream is captured, not on one that is.
   Graph(std::shared_ptr<LaunchList> list, const std::vector<int64_t>& slots);
   ~Graph();
   Graph(const Graph&) = delete;

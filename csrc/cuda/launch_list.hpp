@@ -24,6 +24,7 @@ class LaunchList {
   void run(Handle stream, const std::vector<int64_t>& slots) const;
 
   void freeze() { frozen_ = true; }
+  bool frozen() const { return frozen_; }
   size_t launches() const { return steps_.size(); }
   size_t slots() const { return slots_; }
 

@@ -1,4 +1,4 @@
-"""vitkern._C's Driver, Kernel, LaunchList and Graph over the stand-in driver, with all that can be odd.
+"""vitkern._C's launcher and its graphs over the stand-in driver, with all that can be odd.
 
 Only what can be seen to be wrong is wrong here: a size that lies about the memory behind a pointer
 would be the kernel's fault on a GPU, and the interpreter's in this process.

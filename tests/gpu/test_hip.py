@@ -93,3 +93,13 @@ def test_grids_are_counted_in_threads(library, launch):
     values = values_of(launch)
     with pytest.raises(ValueError, match="no GPU starts a grid"):
         load(library, launch).launch((2**24, 1, 1), 0, values)
+
+
+def test_graphs_are_cudas(library, launch):
+    """Plans fall back to their launches, and explain() gives this reason."""
+    launches = _C.LaunchList()
+    launches.add(load(library, launch), launch.grid, values_of(launch))
+    with pytest.raises(_C.DriverError, match="graphs of launches are made on NVIDIA GPUs only"):
+        _C.Graph(launches)
+    launches.run(0)
+    assert library.fake_kernel() == b"affine"

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "cuda/graph.hpp"
 #include "cuda/image.hpp"
-#include "cuda/launch_list.hpp"
 
 using namespace vitkern::cuda;
 
@@ -254,6 +254,30 @@ void test_launch_lists(const std::shared_ptr<Kernel>& kernel) {
   refuses("cannot be added to", [&] { list.add(kernel, {1, 1, 1}, values({0, 0})); });
 }
 
+void test_graphs(const std::shared_ptr<Kernel>& kernel) {
+  alignas(16) static float memory[8];
+  const auto x = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory));
+  const auto list = std::make_shared<LaunchList>();
+  list->freeze();
+  refuses("made of launches", [] { Graph(nullptr, {}); });
+  refuses("made of launches", [&] { Graph(list, {}); });
+  const auto two = std::make_shared<LaunchList>();
+  for (const int64_t slot : {0, 1})
+    two->add(kernel, {1, 1, 1}, {Slot{slot, 0}, int64_t{16}, 0.5, int64_t{3}});
+  refuses("list that is closed", [&] { Graph(two, {x, x}); });
+  two->freeze();
+  for (const std::vector<int64_t>& bad : {std::vector<int64_t>{}, {x}, {x, x, x}})
+    refuses("has 2 slots", [&] { Graph(two, bad); });
+  Graph graph(two, {x, x});
+  refuses("has 2 slots", [&] { graph.run(nullptr, {}); });
+  refuses("parameter x", [&] { graph.run(nullptr, {x, x + 4}); });
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { graph.run(nullptr, {x, x + 16}); });
+  for (std::thread& thread : threads) thread.join();
+  graph.run(nullptr, {x, x});
+  expect(graph.launches() == 2, "a graph has its list's launches");
+}
+
 }  // namespace
 
 int main() {
@@ -267,6 +291,7 @@ int main() {
   const auto kernel = std::make_shared<Kernel>(driver, 0, view(image), affine(), Skip{});
   test_launches(kernel);
   test_launch_lists(kernel);
+  test_graphs(kernel);
   std::printf("%d passed, %d failed\n", checks - failures, failures);
   return failures != 0;
 }

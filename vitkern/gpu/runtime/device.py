@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 
 import torch
 
@@ -36,10 +37,18 @@ class DeviceExecutor:
         self.arch = nearest_arch(self._built_for or self.real_arch)  # whose settings are used
         self.processors: int = torch.cuda.get_device_properties(device).multi_processor_count
         self._store, self._cache, self._driver = store, cache, driver
+        self._native: binary.BinaryExecutor | None = None
+        self._lock = threading.Lock()
 
-    @functools.cached_property
+    @property
     def native(self) -> binary.BinaryExecutor:
         """What starts kernels; made at the first launch, which needs the driver."""
+        if self._native is None:
+            with self._lock:
+                self._native = self._native or self._make()
+        return self._native
+
+    def _make(self) -> binary.BinaryExecutor:
         cache = self._cache or Cache(self.real_arch)
         store, arch = self._store if self._built_for else None, self._built_for or self.real_arch
         return binary.BinaryExecutor(store, self.device.index, arch, self._driver, cache=cache)
@@ -56,9 +65,9 @@ class DeviceExecutor:
         else:
             source = f"binaries of {self._store.folder} for {self._built_for}"
             source += ", Triton's compiler where one is missing"
-        if "native" not in vars(self):
+        made = self._native
+        if made is None:
             return f"{source}; launches so far: none"
-        made = self.native
         kept = f" of {made.cache.folder}" if made.cache and made.cache.folder else ""
         compiled = made.cache.compiled if made.cache else 0
         counts = {
