@@ -20,12 +20,11 @@ from typing import NamedTuple
 
 import torch
 
-from tools.gpu_traffic import META, Eager, FusedAttention, update
+from tools.gpu_traffic import META, Eager, FusedAttention, of_launch, update
 from tools.gpu_waves import PAGE
 from vitkern import ViT, ViTConfig
 from vitkern.engines.gpu import GpuEngine
 from vitkern.gpu import hardware, tiles
-from vitkern.gpu.aot import traffic
 from vitkern.gpu.launch import Launch, Recorder, executing
 
 BEGIN, END = "<!-- prediction -->", "<!-- end of prediction -->"
@@ -119,7 +118,7 @@ def _ours(config: ViTConfig, batch: int, board: Board) -> list[Work]:
 
 
 def _work(launch: Launch) -> Work:
-    moved, given = traffic.of_launch(launch).moved, launch.arguments
+    moved, given = of_launch(launch).moved, launch.arguments
     name = launch.kernel.__name__.removesuffix("_forward")
     if name in tiles.TILES:
         return Work(moved, (given["M"], given["N"], given["K"]), name)

@@ -8,7 +8,6 @@ not there is compiled by Triton when it is first needed (seconds) and kept in th
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 
