@@ -67,7 +67,9 @@ def pretended(arch: str, cache: str | None = None) -> Iterator[DeviceExecutor]:
 
     Kernels are kept in the folder `cache`, or in one of its own.
     """
-    properties = types.SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
+    properties = types.SimpleNamespace(
+        gcnArchName=f"{arch}:sramecc+:xnack-", multi_processor_count=8
+    )
     if arch.startswith("sm_"):
         properties.major, properties.minor = divmod(int(arch[3:]), 10)
     replaced = {

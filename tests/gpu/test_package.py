@@ -30,7 +30,7 @@ def fresh(monkeypatch):
     monkeypatch.setattr(device, "_folder", None)
     monkeypatch.setattr(device, "_executors", {})
     monkeypatch.delenv(lookup.FOLDER, raising=False)
-    properties = types.SimpleNamespace(major=8, minor=0)
+    properties = types.SimpleNamespace(major=8, minor=0, multi_processor_count=108)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(binary, "default_driver", lambda: _C.Driver("cuda", fake_cuda().path))
     lookup.installed.cache_clear()
