@@ -120,8 +120,16 @@ def unwritable(tmp_path):
     return tmp_path / "file"
 
 
-def test_an_unwritable_folder_means_memory_and_a_warning(tmp_path, compiled):
-    cache = Cache("sm_80", unwritable(tmp_path))
+def linked(tmp_path):
+    """A cache whose folder of the architecture is somewhere else."""
+    (tmp_path / "kept" / triton.__version__).mkdir(parents=True)
+    (tmp_path / "kept" / triton.__version__ / "sm_80").symlink_to(tmp_path)
+    return tmp_path / "kept"
+
+
+@pytest.mark.parametrize("place", [unwritable, linked])
+def test_an_unwritable_folder_means_memory_and_a_warning(tmp_path, compiled, place):
+    cache = Cache("sm_80", place(tmp_path))
     with pytest.warns(RuntimeWarning, match=r"cannot be kept \(.*VITKERN_CACHE") as said:
         entry = cache.compile(VARIANT)
         cache.compile(VARIANT)
@@ -138,10 +146,10 @@ def test_a_user_without_a_home_gets_memory(monkeypatch, compiled):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(pathlib.Path, "expanduser", homeless)
-    with pytest.warns(RuntimeWarning, match="home directory"):
-        cache = Cache("sm_80")
+    cache = Cache("sm_80")  # no warning yet: a folder of binaries may have all that is needed
     assert cache.find(VARIANT) is None
-    entry = cache.compile(VARIANT)
+    with pytest.warns(RuntimeWarning, match="home directory"):
+        entry = cache.compile(VARIANT)
     assert cache.find(VARIANT) == entry
 
 

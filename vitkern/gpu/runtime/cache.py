@@ -51,13 +51,12 @@ class Cache:
         self._memory: dict[str, Entry] = {}  # by key: what could not be written
         self._warned = False
         self._seconds = self._said = 0.0
+        self.folder: pathlib.Path | None = None
         try:
             place = pathlib.Path(folder) if folder is not None else default_folder()
+            self.folder = place / re.sub(r"[^\w.+-]", "_", triton.__version__)
         except RuntimeError as error:
-            place = None
-            self._warn(str(error))
-        version = re.sub(r"[^\w.+-]", "_", triton.__version__)
-        self.folder = None if place is None else place / version
+            self._homeless = str(error)
 
     def find(self, variant: Variant) -> Entry | None:
         """The kernel with its binary, or None if it is not there or not whole."""
@@ -104,18 +103,20 @@ class Cache:
             "key": key,
         }
         row = json.loads(json.dumps(facts | made))  # as it will be read
-        entry = dataclasses.replace(entry_from(row, self.folder or pathlib.Path()), code=code)
+        entry = dataclasses.replace(entry_from(row, pathlib.Path("in memory")), code=code)
         try:
             if self.folder is None:
-                raise OSError("there is no folder for them")
-            entry.file.parent.mkdir(parents=True, exist_ok=True)
-            manifest.write_whole(entry.file, code)
+                raise OSError(self._homeless)
+            path = manifest.place(self.folder, row["file"])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            manifest.write_whole(path, code)
             text = json.dumps(row, indent=1).encode()
             manifest.write_whole(self.folder / self._name(variant, key, "json"), text)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a link leads there
             self._memory[key] = entry
             self._warn(str(error))
-        return entry
+            return entry
+        return dataclasses.replace(entry, file=path)
 
     def _name(self, variant: Variant, key: str, suffix: str) -> str:
         return f"{self.arch}/{variant.kernel.__name__}-{key[:16]}.{suffix}"
