@@ -68,7 +68,7 @@ def pretended(arch: str, cache: str | None = None) -> Iterator[DeviceExecutor]:
     Kernels are kept in the folder `cache`, or in one of its own.
     """
     properties = types.SimpleNamespace(
-        gcnArchName=f"{arch}:sramecc+:xnack-", multi_processor_count=8
+        gcnArchName=f"{arch}:sramecc+:xnack-", multi_processor_count=108
     )
     if arch.startswith("sm_"):
         properties.major, properties.minor = divmod(int(arch[3:]), 10)

@@ -10,6 +10,7 @@ The cache is that of VITKERN_CACHE, else vitkern/kernels in the user's own.
 from __future__ import annotations
 
 import argparse
+import itertools
 import pathlib
 import tempfile
 from typing import TYPE_CHECKING
@@ -33,7 +34,11 @@ def numbers(text: str) -> list[int]:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help='such as "B/16", or one of timm\'s names')
     parser.add_argument(
-        "--batch", type=numbers, metavar="N,...", help="images at once (default 1,8,64)"
+        "--batch",
+        type=numbers,
+        default=[1, 8, 64],
+        metavar="N,...",
+        help="images at once (default 1,8,64)",
     )
     parser.add_argument(
         "--precision",
@@ -102,15 +107,13 @@ def _variants(given: argparse.Namespace, arch: str) -> list[Variant]:
         if name not in trace.MIXTURES:
             raise ValueError(f"unknown precision {name!r}; known: {', '.join(trace.MIXTURES)}")
     found: dict[Variant, None] = {}
-    for precision in given.precision:
-        for batch in given.batch or trace.BATCHES:
-            for training in (False, True) if given.training else (False,):
-                for images in trace.IMAGES[:1] if training else trace.IMAGES:
-                    case = trace.Case(
-                        given.model, precision, batch, training, images, given.image_size
-                    )
-                    for one in trace.launches(case, nearest_arch(arch)):
-                        found[one.variant] = None
+    for precision, batch in itertools.product(given.precision, given.batch):
+        cases = [trace.Case(given.model, precision, batch, images=kind) for kind in trace.IMAGES]
+        if given.training:
+            cases.append(trace.Case(given.model, precision, batch, training=True))
+        for case in cases:
+            case = case._replace(size=given.image_size)
+            found |= dict.fromkeys(one.variant for one in trace.launches(case, nearest_arch(arch)))
     return list(found)
 
 
