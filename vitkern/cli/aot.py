@@ -96,6 +96,7 @@ def run(given: argparse.Namespace) -> int:
             known = ", ".join(aot_list.MIXTURES)
             raise ValueError(f"unknown dtype {name!r}; known: {known}")
     models = given.models or aot_list.MODELS
+    print("listing what the models launch", flush=True)
     wanted = {
         arch: aot_list.variants(nearest_arch(arch), precisions, models, not given.no_backward)
         for arch in given.arch
