@@ -1,6 +1,9 @@
 """Builds every GPU kernel for every architecture, applies the gates, writes docs/gpu_kernels.md.
 
-    python tools/gpu_check.py              # everything: half an hour on two cores, once
+Every kernel is one that the ahead-of-time build ships, or one that brings another row of the launch
+table into use (gpu_rows.py).
+
+    python tools/gpu_check.py              # everything: an hour on two cores, once
     python tools/gpu_check.py --shown      # only the kernels of the table
     python tools/gpu_check.py --check      # the same, writing no page: status 1 if it is old
 
@@ -12,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+
+import gpu_rows
 
 from vitkern.cli import aot as command
 from vitkern.engines import trace as aot_list
@@ -87,6 +92,12 @@ def shown() -> dict[str, list[Variant]]:
     return found
 
 
+def every(arch: str) -> list[Variant]:
+    """What is shipped for an architecture, and what uses the other rows of its launch table."""
+    several = [*aot_list.variants(arch), *gpu_rows.variants(arch)]
+    return list({variant.name: variant for variant in several}.values())
+
+
 def complaints(result: Result) -> list[str]:
     """What is wrong, a line each."""
     found = [f"FAILED {one.arch} {one.id}: {one.reason}" for one in result.failures]
@@ -149,7 +160,7 @@ def main() -> int:
     given = parser.parse_args()
     command.require_triton()
     table_of, few = shown(), given.shown or given.check
-    everything = table_of if few else {arch: aot_list.variants(arch) for arch in ARCHS}
+    everything = table_of if few else {arch: every(arch) for arch in ARCHS}
     result = command.build(everything, OUT, given.jobs, check=True)
     wrong = complaints(result) + wrong_rates(result.checked, everything)
     ids = {(variant.name, arch) for arch, several in table_of.items() for variant in several}

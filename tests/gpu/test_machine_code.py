@@ -91,6 +91,20 @@ def test_excuses_are_for_one_rule(monkeypatch):
     assert [rule.partition(":")[0] for rule in machine_code.gates(report)] == ["shared memory"]
 
 
+def test_excuses_are_for_one_row_of_one_architecture(monkeypatch):
+    variant = matmul_variant("sm_120", stages=8)
+    binary = aot.compile_variant(variant, "sm_120")
+    for pattern, left in (
+        (r"matmul, bf16, .* 8 stages.* on sm_120", ["occupancy"]),
+        (r"matmul, bf16, .* 3 stages.* on sm_120", ["shared memory", "occupancy"]),
+        (r"matmul, bf16, .* on sm_80", ["shared memory", "occupancy"]),
+        (r"matmul,(?!.* without .*bias)", ["occupancy"]),
+    ):
+        monkeypatch.setattr(machine_code, "EXCUSED", {(pattern, "shared memory"): "known"})
+        broken = aot.check(variant, binary).broken
+        assert [rule.partition(":")[0] for rule in broken] == left, pattern
+
+
 def test_kernels_without_matmuls_have_no_tensor_gate():
     variant = plain_variant("sm_80")
     _, _, report, broken, _ = aot.check(variant, aot.compile_variant(variant, "sm_80"))

@@ -75,9 +75,11 @@ def check(variant: Variant, binary: Binary) -> Checked:
         facts["kernel"], facts["arch"], binary.assembly or binary.code,
         facts["num_warps"], facts["shared"], binary.ttir, binary.tensor_columns,
     )  # fmt: skip
-    broken = machine_code.gates(report, is_promised(variant))
+    label = label_of(variant)
     absent = tuple(name for name, value in variant.constants if value is None)
-    return Checked(label_of(variant), variant.name, report, broken, absent)
+    named = f"{label}, without {' '.join(absent)}"
+    broken = machine_code.gates(report, is_promised(variant), named)
+    return Checked(label, variant.name, report, broken, absent)
 
 
 # ---- many at once --------------------------------------------------------------------------------
