@@ -31,6 +31,10 @@ DEFAULT = {(spec.name, "bf16") for spec in SPECS} | {
 }
 DEFAULT_GRADIENTS = {(spec.op.name, "bf16") for spec in SPECS} | {("linear_residual", "fp32")}
 
+# Kernels whose wgmma ptxas runs one by one: Triton overwrites a matmul's left operand, which is in
+# registers, before the wait for it.
+SERIALISED = {"patch_embed_image_gradient"}
+
 
 def small(spec):
     return {letter: SMALL[letter] for letter in spec.cases[0]}
@@ -79,7 +83,9 @@ def test_gradients_match_reference(spec, axes, numerics):
 def test_settings_of_other_architectures(spec, numerics, arch):
     """Their rows of the launch table, their PTX."""
     inputs = spec.make_inputs(small(spec), contract.DTYPES[numerics])
-    contract.check_both(spec, inputs, numerics, ptx.PtxExecutor(arch))
+    executor = ptx.PtxExecutor(arch)
+    contract.check_both(spec, inputs, numerics, executor)
+    assert {one.kernel.__name__ for one in executor.serialised} <= SERIALISED
 
 
 @pytest.mark.ptx_full
