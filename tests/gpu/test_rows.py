@@ -7,7 +7,7 @@ from tests.conftest import ROOT
 pytest.importorskip("triton")
 from vitkern.gpu import configs
 
-DAILY = ("sm_80", "sm_90")
+DAILY = ("sm_90",)
 ARCHS = [
     arch if arch in DAILY else pytest.param(arch, marks=pytest.mark.full) for arch in configs.ARCHS
 ]

@@ -301,7 +301,7 @@ def _gcn_accesses(code: Sequence[Instruction], kind: str, warps: int) -> Accesse
 
 # Gates that a kernel does not pass, with the reason: (how "label, without its absent tensors on
 # architecture" begins, as a regular expression; rule) -> why. Of the rows that no shipped kernel
-# uses (tools/gpu_rows.py) those of sm_80 and sm_90 have been gone through.
+# uses (tools/gpu_rows.py) attention's on sm_80 and sm_90 have been gone through.
 _SPLIT = "three tf32 matmuls hold each operand twice: sums of more than 64 channels leave no room"
 _WIDE = "two sums of 192 or 256 channels: smaller tiles would leave the tensor cores idle"
 _BIASED = "a tile of the bias beside the scores, 72 to 264 instructions: no smaller tile was tried"
