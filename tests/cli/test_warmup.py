@@ -22,7 +22,7 @@ def folder(monkeypatch, tmp_path):
 def test_the_next_forward_finds_its_kernels(folder, monkeypatch, capsys):
     """In processes of their own, and once."""
     wanted = [plain_variant("sm_80")]
-    monkeypatch.setattr(warmup, "_variants", lambda given, arch: wanted)
+    monkeypatch.setattr(warmup, "_variants", lambda *given: wanted)
     command = ["warmup", "B/16", "--arch", "sm_80", "--jobs", "1"]
     assert main(command) == 0
     assert "0 there already, 1 compiled, 0 failed" in capsys.readouterr().out
@@ -35,22 +35,25 @@ def test_the_next_forward_finds_its_kernels(folder, monkeypatch, capsys):
 
 def test_a_kernel_that_fails_is_named_and_the_others_are_kept(folder, monkeypatch, capsys):
     wanted = [plain_variant("sm_80", refused), plain_variant("sm_80")]
-    monkeypatch.setattr(warmup, "_variants", lambda given, arch: wanted)
+    monkeypatch.setattr(warmup, "_variants", lambda *given: wanted)
     assert main(["warmup", "B/16", "--arch", "sm_80", "--jobs", "1"]) == 1
     said = capsys.readouterr().out
     assert "FAILED refused-" in said and "1 compiled, 1 failed" in said
     assert [Cache("sm_80").find(one) is None for one in wanted] == [True, False]
 
 
-@pytest.mark.parametrize("arch, size", [("sm_90", 64), ("gfx90a", None)])
-def test_all_kernels_of_a_forward_are_among_them(folder, monkeypatch, arch, size):
+@pytest.mark.parametrize(
+    "arch, size, processors", [("sm_90", 64, None), ("gfx90a", None, None), ("sm_90", None, 20)]
+)
+def test_all_kernels_of_a_forward_are_among_them(folder, monkeypatch, arch, size, processors):
     asked = []
     monkeypatch.setattr(warmup, "_variants", lambda *given: asked.append(given) or [])
     command = ["warmup", "Ti/16", "--batch", "3", "--precision", "fp16", "--arch", arch]
-    assert main(command + ([] if size is None else ["--image-size", str(size)])) == 0
+    command += [] if size is None else ["--image-size", str(size)]
+    assert main(command + ([] if processors is None else ["--processors", str(processors)])) == 0
     monkeypatch.undo()
     found = set(warmup._variants(*asked[0]))
-    recorder = Recorder("gfx942" if arch == "gfx90a" else arch)
+    recorder = Recorder("gfx942" if arch == "gfx90a" else arch, processors=processors)
     changes = {} if size is None else {"image_size": size}
     config = ViTConfig.named("Ti/16", depth=3, **changes)
     model = ViT(config, device="meta", dtype=torch.float16).eval()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..gpu.aot.build import Result
     from ..gpu.launch import Variant
     from ..gpu.runtime.cache import Cache
+    from ..gpu.runtime.device import DeviceExecutor
 
 
 def numbers(text: str) -> list[int]:
@@ -58,6 +59,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {','.join(TARGETS)} (default this GPU's)",
     )
     parser.add_argument(
+        "--processors",
+        type=int,
+        metavar="N",
+        help="multiprocessors of the GPU, with --arch (default those of its usual board)",
+    )
+    parser.add_argument(
         "--jobs", type=jobs, metavar="N", help="processes at once (default one per core)"
     )
 
@@ -66,8 +73,12 @@ def run(given: argparse.Namespace) -> int:
     require_triton()
     from ..gpu.runtime.cache import Cache
 
-    cache = Cache(given.arch or _own_arch())
-    wanted = _variants(given, cache.arch)
+    arch, processors = given.arch, given.processors
+    if arch is None:
+        own = _own_gpu()
+        arch, processors = own.real_arch, own.processors
+    cache = Cache(arch)
+    wanted = _variants(given, arch, processors)
     missing = [variant for variant in wanted if cache.find(variant) is None]
     there = len(wanted) - len(missing)
     result = None
@@ -89,17 +100,17 @@ def run(given: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _own_arch() -> str:
+def _own_gpu() -> DeviceExecutor:
     import torch
 
-    from ..gpu.runtime.device import arch_name
+    from ..gpu.runtime import device
 
     if not torch.cuda.is_available():
         raise ValueError("there is no GPU here: name an architecture by --arch, such as sm_90")
-    return arch_name(torch.device("cuda", torch.cuda.current_device()))
+    return device.executor(torch.device("cuda"))
 
 
-def _variants(given: argparse.Namespace, arch: str) -> list[Variant]:
+def _variants(given: argparse.Namespace, arch: str, processors: int | None) -> list[Variant]:
     """What the model asks for, each once, in the order of first use."""
     from ..engines import trace
 
@@ -113,7 +124,8 @@ def _variants(given: argparse.Namespace, arch: str) -> list[Variant]:
             cases.append(trace.Case(given.model, precision, batch, training=True))
         for case in cases:
             case = case._replace(size=given.image_size)
-            found |= dict.fromkeys(one.variant for one in trace.launches(case, nearest_arch(arch)))
+            made = trace.launches(case, nearest_arch(arch), processors=processors)
+            found |= dict.fromkeys(one.variant for one in made)
     return list(found)
 
 

@@ -162,9 +162,15 @@ def _images(case: Case, model: ViT) -> Tensor:
 SOURCES: list[Callable[[Case, Recorder], None]] = [operator_launches, engine_launches]
 
 
-def launches(case: Case, arch: str, tile: int | None = None) -> list[Launch]:
-    """All launches of a case on an architecture, in order; the GEMMs with tile number `tile`."""
-    recorder = Recorder(arch, MIXTURES[case.precision].tf32, tile=tile)
+def launches(
+    case: Case, arch: str, tile: int | None = None, processors: int | None = None
+) -> list[Launch]:
+    """All launches of a case on an architecture, in order.
+
+    The GEMMs have tile number `tile`, or the one for a device with so many multiprocessors (those
+    of the architecture's usual board, if not given).
+    """
+    recorder = Recorder(arch, MIXTURES[case.precision].tf32, processors, tile)
     for source in SOURCES:
         source(case, recorder)
     return recorder.launches
