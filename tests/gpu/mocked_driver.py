@@ -21,6 +21,8 @@ from triton.runtime.driver import driver
 
 from tests.evidence.fake_cuda import build, fake_cuda
 from vitkern import _C
+from vitkern.gpu.configs import nearest_arch
+from vitkern.gpu.hardware import CHIPS
 from vitkern.gpu.runtime.cache import Cache
 from vitkern.gpu.runtime.device import DeviceExecutor
 
@@ -67,8 +69,9 @@ def pretended(arch: str, cache: str | None = None) -> Iterator[DeviceExecutor]:
 
     Kernels are kept in the folder `cache`, or in one of its own.
     """
+    count = CHIPS[nearest_arch(arch)].processors
     properties = types.SimpleNamespace(
-        gcnArchName=f"{arch}:sramecc+:xnack-", multi_processor_count=108
+        gcnArchName=f"{arch}:sramecc+:xnack-", multi_processor_count=count
     )
     if arch.startswith("sm_"):
         properties.major, properties.minor = divmod(int(arch[3:]), 10)

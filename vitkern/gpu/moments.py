@@ -19,18 +19,23 @@ _AT_ONCE = tl.constexpr(8)  # parts whose loads are in flight together
 
 
 @triton.jit
-def _sums(x, BM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr):
-    """Sums over the last axis of x (BM, PARTS, PART), (BM, PARTS), in one order.
+def _halved(x, BM: tl.constexpr, PARTS: tl.constexpr, HALF: tl.constexpr):
+    """The right half of the last axis of x (BM, PARTS, 2 * HALF) added to the left one."""
+    return tl.sum(tl.reshape(x, (BM, PARTS, 2, HALF)), 2)
 
-    The right half is added to the left one until one column is left: a sum of two has one order,
-    that of more (tl.sum) is the layout's. Neighbours, which lie in other threads, meet last.
+
+@triton.jit
+def _sums(x, BM: tl.constexpr, PARTS: tl.constexpr):
+    """Sums over the last axis of x (BM, PARTS, WIDTH), (BM, PARTS), in one order.
+
+    It is halved until one column is left: a sum of two has one order, that of more (tl.sum) is the
+    layout's. Neighbours, which lie in other threads, meet last.
     """
-    HALF: tl.constexpr = PART // 2
-    x = tl.sum(tl.reshape(x, (BM, PARTS, 2, HALF)), 2)
-    if HALF == 1:
-        return tl.reshape(x, (BM, PARTS))
-    else:
-        return _sums(x, BM, PARTS, HALF)
+    x = _halved(x, BM, PARTS, 16)
+    x = _halved(x, BM, PARTS, 8)
+    x = _halved(x, BM, PARTS, 4)
+    x = _halved(x, BM, PARTS, 2)
+    return tl.reshape(_halved(x, BM, PARTS, 1), (BM, PARTS))
 
 
 @triton.jit
@@ -45,12 +50,12 @@ def store(moments, block, rows, live, y, columns, M, D, BM: tl.constexpr, BN: tl
     y = tl.where(inside, tl.reshape(y.to(tl.float32), (BM, PARTS, PART)), 0.0)
     part = block * PARTS + tl.arange(0, PARTS)
     width = tl.maximum(tl.minimum(PART, D - part * PART), 1).to(tl.float32)
-    total = _sums(y, BM, PARTS, PART)
+    total = _sums(y, BM, PARTS)
     away = tl.fma(-total[:, :, None], (1.0 / width)[None, :, None], y)
     away = tl.where(inside, away, 0.0)
     # A plain away * away would be contracted with the sum's first addition, a * a + b * b with one
     # of the squares unrounded: in each thread its own, so that two of them would differ.
-    squares = _sums(tl.fma(away, away, 0.0), BM, PARTS, PART)
+    squares = _sums(tl.fma(away, away, 0.0), BM, PARTS)
     at = moments + (part.to(tl.int64)[None, :] * M + rows[:, None]) * 2
     mask = live[:, None] & (part * PART < D)[None, :]
     # As vectors: neighbours are 8 bytes (rows) or M rows (parts) from each other, so no layout has
