@@ -127,8 +127,8 @@ _GATHERED = (
     *_tile(128, 256, 8, 3, _WIDE, sm_90=100, sm_100=67),
     *_aligned(_tile(128, 128, 4, 3, _TRANSPOSED, sm_80=100, gfx942=100)),
     *_tile(128, 128, 8, 3, "no spills with odd sizes", sm_80=80, half_rate=100, gfx942=80),
-    *_tile(64, 128, 4, 3, "instead of shares of the rows", sm_80=80, half_rate=100, sm_90=67,
-           sm_100=33, gfx942=80),
+    *_aligned(_tile(64, 128, 4, 3, "instead of shares of the rows", sm_80=80, half_rate=100,
+                    sm_90=67, sm_100=33, gfx942=80)),
 )  # fmt: skip
 _ALL = (*_LARGE, *_MIDDLE, *_FEW_ROWS, *_ONE_IMAGE, *_TF32, *_FP32, *_MIXED)
 TILES: dict[str, tuple[Row, ...]] = {
