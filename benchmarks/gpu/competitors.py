@@ -210,6 +210,7 @@ def forward(case: Case, device: Device, selection: Selection) -> Contest:
     dtype = PRECISIONS[case.precision].dtype
     base = original(case.name, size, device.device)
     model = copy.deepcopy(base).to(dtype)
+    model.cuda_graphs = False  # its own: "native" is without, as the others are
     image = examples(base, batch, size)[0].to(dtype)
 
     def graph() -> Callable[[], object]:
