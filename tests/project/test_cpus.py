@@ -19,7 +19,9 @@ FEW = [
 ]
 
 
-@pytest.mark.parametrize("name", ("sse", "haswell", "skylake-x"))
+@pytest.mark.parametrize(
+    "name", ("sse", pytest.param("haswell", marks=pytest.mark.full), "skylake-x")
+)
 def test_verdicts_do_not_depend_on_the_cpu(name):
     cpu = other_cpus.CPUS[name]
     missing = other_cpus.lacks(cpu)
