@@ -134,6 +134,8 @@ def test_norms_have_weights(dtype):
 def test_what_is_no_tensor_is_refused(bad):
     with pytest.raises((TypeError, RuntimeError), match=r"Tensor"):
         ops.layernorm(bad)
+    with pytest.raises((TypeError, RuntimeError), match=r"Tensor"):
+        ops.layernorm(bad, t(8).requires_grad_())  # with a backward to follow
     with pytest.raises(TypeError, match=r"attention: qkv must be a torch.Tensor"):
         ops.attention(bad)
     with pytest.raises(TypeError, match=r"patch_embed: image must be a torch.Tensor"):

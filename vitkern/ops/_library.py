@@ -227,3 +227,8 @@ def needs_save(*tensors: Tensor | None) -> bool:
     """Whether a backward may follow, so that the results only it needs are worth keeping."""
     tracked = (isinstance(t, Tensor) and t.requires_grad for t in tensors)
     return torch.is_grad_enabled() and any(tracked)
+
+
+def has_elements(operand: object) -> bool:
+    """Whether there is anything to compute with; what is no tensor is refused by the operator."""
+    return isinstance(operand, Tensor) and operand.numel() > 0

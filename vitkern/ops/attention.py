@@ -186,7 +186,7 @@ def attention(
     if scale is None:
         E = qkv.shape[-1] if qkv.ndim else 0  # the operator refuses what has no five axes
         scale = E**-0.5 if E else 1.0
-    save = _library.needs_save(qkv, bias) and qkv.numel() > 0
+    save = _library.needs_save(qkv, bias) and _library.has_elements(qkv)
     return _op(qkv, bias, scale, dropout_p, seed, offsets, save)[0]
 
 

@@ -64,5 +64,5 @@ def layernorm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-6
 ) -> Tensor:
     """LayerNorm over the last axis of x (..., D), fp32 statistics; weight, bias (D,) or None."""
-    save = _library.needs_save(x, weight, bias) and x.numel() > 0
+    save = _library.needs_save(x, weight, bias) and _library.has_elements(x)
     return _op(x, weight, bias, eps, save)[0]

@@ -175,5 +175,5 @@ def mlp(
     activations.check(activation)
     philox.check("mlp", seed, dropout_p=dropout_p, drop_path_p=drop_path_p)
     weights = (norm_weight, norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias, gamma)
-    save = _library.needs_save(x, *weights) and x.numel() > 0
+    save = _library.needs_save(x, *weights) and _library.has_elements(x)
     return _op(x, *weights, activation, eps, dropout_p, drop_path_p, seed, save)[0]
