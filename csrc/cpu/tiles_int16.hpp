@@ -57,37 +57,31 @@ inline void store_nearest(Vec v, int16_t* out) {
 }
 #endif
 
-// sum += x y over both integers of each pair. As assembly: with its intrinsic GCC 12 copies each
-// accumulator of vpdpwssd to another register and back through the stack, and runs at 40 % of the
-// speed; the sums of vpmaddwd it adds up in another order, for which there are not enough
-// registers.
-inline Ints add_pairs(Ints sum, Ints x, Ints y) {
+// sum += x y over both integers of each pair, where y is in a register ("v") or in memory ("m"). As
+// assembly: with its intrinsic GCC 12 copies each accumulator of vpdpwssd to another register and
+// back through the stack, and runs at 40 % of the speed; the sums of vpmaddwd it adds up in another
+// order, for which there are not enough registers.
 #if defined(VITKERN_PAIRS_IN_TWO)
-  Ints both;
-  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(x), "x"(y));
+#define VITKERN_ADD_PAIRS(where, y) \
+  Ints both;                        \
+  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+v"(sum), "=&v"(both) : "v"(x), where(y))
 #elif defined(VITKERN_EMULATED)
-  sum = _mm512_dpwssd_epi32(sum, x, y);
+#define VITKERN_ADD_PAIRS(where, y) sum = _mm512_dpwssd_epi32(sum, x, y)
 #elif defined(__AVX512F__)
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+#define VITKERN_ADD_PAIRS(where, y) asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), where(y))
 #else
-  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(x), "x"(y));
+#define VITKERN_ADD_PAIRS(where, y) \
+  asm("%{vex%} vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), where(y))
 #endif
+inline Ints add_pairs(Ints sum, Ints x, Ints y) {
+  VITKERN_ADD_PAIRS("v", y);
   return sum;
 }
 inline Ints add_pairs(Ints sum, Ints x, const char* y) {
-  const Ints& memory = *reinterpret_cast<const Ints*>(y);
-#if defined(VITKERN_PAIRS_IN_TWO)
-  Ints both;
-  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(both) : "x"(x), "m"(memory));
-#elif defined(VITKERN_EMULATED)
-  sum = _mm512_dpwssd_epi32(sum, x, memory);
-#elif defined(__AVX512F__)
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(x), "m"(memory));
-#else
-  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(x), "m"(memory));
-#endif
+  VITKERN_ADD_PAIRS("m", *reinterpret_cast<const Ints*>(y));
   return sum;
 }
+#undef VITKERN_ADD_PAIRS
 
 constexpr int64_t kNR = 32;
 constexpr int64_t kBlock = 256;
