@@ -18,6 +18,7 @@ import triton
 from tests.evidence.fake_cuda import fake_cuda
 from tests.gpu.aot_kernels import plain_variant, refused, scaled
 from tests.gpu.mocked_driver import pretended, vendors_driver
+from tests.threads import run_together
 from vitkern import _C
 from vitkern.gpu import compiler, configs, launch
 from vitkern.gpu.runtime import cache as caches
@@ -201,10 +202,7 @@ def test_writers_do_not_disturb_readers(tmp_path):
                 wrong.append(found)
 
     threads = [threading.Thread(target=write, args=(code,)) for code in codes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     assert not wrong
     assert len(files(tmp_path)) == len(codes) + 1, "nothing is left beside"
 
@@ -238,10 +236,7 @@ def test_of_several_threads_one_compiles(tmp_path, compiled, monkeypatch):
     threads = [
         threading.Thread(target=lambda: found.append(executor.kernel(VARIANT))) for _ in range(4)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     assert compiled == ["scaled"] and len(found) == 4 and len(set(map(id, found))) == 1
 
 

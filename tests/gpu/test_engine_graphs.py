@@ -12,6 +12,7 @@ from tests.evidence.fake_cuda import fake_cuda
 from tests.evidence.interpreter import Interpreter
 from tests.gpu import stand_in
 from tests.model.tiny_models import picture, tiny
+from tests.threads import run_together
 from vitkern import ViT, dispatch
 from vitkern.engines import base, gpu
 from vitkern.gpu import launch
@@ -152,10 +153,7 @@ def test_threads_share_a_graph(engine):
             found[i] = [engine.logits(images[i]) for _ in range(2)]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     for i, results in found.items():
         assert all(torch.equal(result, wanted[i]) for result in results)
     assert len(found) == 4 and "1 so far" in engine.graphs

@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton")
 from tests.evidence.fake_cuda import kernels as sample
 from tests.evidence.fake_cuda.kernels import load, values_of
+from tests.threads import run_together
 from vitkern import _C
 
 
@@ -161,10 +162,7 @@ def test_threads_share_a_graph(fake):
             done.append((x, y))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     assert len(done) == 20
     for x, y in done:
         torch.testing.assert_close(y, sample.affine_expected(x))

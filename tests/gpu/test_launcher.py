@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton")
 from tests.evidence.fake_cuda import kernels as sample
 from tests.evidence.fake_cuda.kernels import load, values_of
+from tests.threads import run_together
 from vitkern import _C
 
 ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}
@@ -332,10 +333,7 @@ def test_launches_from_several_threads(fake, launch, operands):
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(y,)) for y in ys]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     assert not failures
     for y in ys:
         torch.testing.assert_close(y, sample.affine_expected(*operands[:2]))

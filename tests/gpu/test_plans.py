@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton")
 from tests.evidence.interpreter import Interpreter
 from tests.model.tiny_models import picture, tiny
+from tests.threads import run_together
 from vitkern import ViT, ViTConfig
 from vitkern.engines.buffers import Arena
 from vitkern.engines.gpu import PLANS_KEPT, GpuEngine
@@ -68,10 +69,7 @@ def test_threads_share_plans():
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(threads)
     finally:
         sys.setswitchinterval(before)
     assert not failed, failed
@@ -88,9 +86,6 @@ def test_threads_with_other_shapes_do_not_disturb_each_other():
         found[i] = [engine.logits(images[i]) for _ in range(2)]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(images))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     for i, wanted in enumerate(alone):
         assert all(torch.equal(got, wanted) for got in found[i])

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 from tests.evidence.fake_cuda import kernels as sample
+from tests.threads import run_together
 from vitkern import _C
 from vitkern.gpu.runtime.binary import BinaryExecutor
 from vitkern.gpu.runtime.cache import Cache
@@ -168,10 +169,7 @@ def test_threads_launch_at_once(fake, executor):
             done.append((x, y))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     assert len(done) == 20
     for x, y in done:
         torch.testing.assert_close(y, sample.affine_expected(x, BIAS))

@@ -14,6 +14,7 @@ from torch import nn
 import vitkern
 from tests.model import plain_vit
 from tests.model.tiny_models import OPTIONS, PATHS, force, picture, state_of, tiny
+from tests.threads import run_together
 from vitkern import ViT, ViTConfig
 
 COUNTS = {
@@ -255,10 +256,7 @@ def test_threads_share_a_model():
             results[index] = [fresh(images[index]) for _ in range(10)]
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     for index, found in results.items():
         assert all(torch.equal(y, want[index]) for y in found)
     assert len(results) == 4

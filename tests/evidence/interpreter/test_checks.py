@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction
 from tests.evidence.interpreter import Interpreter
 from tests.evidence.interpreter.numerics import check_version
 from tests.evidence.interpreter.test_interpreter import language, product, run
+from tests.threads import run_together
 
 
 @triton.jit
@@ -148,10 +149,7 @@ def test_threads_take_turns():
         run(shift, (32,), x=x, y=y, n=2000, by=0, B=64)
 
     threads = [threading.Thread(target=work, args=(y,)) for y in results]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     assert all(torch.equal(x, y) for y in results)
 
 
