@@ -11,6 +11,7 @@
 #include "cpu/dispatch.hpp"
 #include "cpu/engine.hpp"
 #include "cpu/fingerprint.hpp"
+#include "cpu/steps.hpp"
 #include "cuda/bindings.hpp"
 #include "initialised.hpp"
 #include "keywords.hpp"
@@ -80,6 +81,15 @@ PYBIND11_MODULE(_C, m) {
         "Those of isas() whose operators are not another set's, best first.");
   m.def("arena_allocations", &arena_allocations,
         "How often scratch memory was asked of the system.");
+  m.def(
+      "profile_steps",
+      [](bool on) {
+        const auto seconds = profile_steps(on);
+        py::dict found;
+        for (int i = 0; i < kSteps; ++i) found[kStepNames[i]] = seconds[i];
+        return found;
+      },
+      "Turn the engine's profile on (from zero) or off; each step's seconds, summed over threads.");
   m.def("arena_trim", &arena_trim, "Give idle scratch memory back to the system.");
 
 #define VITKERN_KERNEL(kernel)                                      \

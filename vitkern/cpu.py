@@ -8,7 +8,7 @@ anything else is copied first. Sizes were checked and results allocated by the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import overload
 
 import torch
@@ -233,3 +233,16 @@ def calibrate(
 def isa() -> str:
     """The instruction set in use: VITKERN_ISA, or the best this CPU has."""
     return _C.features()["isa"]
+
+
+def profile(forward: Callable[[], object]) -> dict[str, float]:
+    """Seconds that the engine's threads spent in each step while `forward` ran, summed over them.
+
+    Of this process: forwards of other threads at the same time are counted, too.
+    """
+    _C.profile_steps(True)
+    try:
+        forward()
+    finally:
+        found = _C.profile_steps(False)
+    return found

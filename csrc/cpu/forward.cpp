@@ -10,6 +10,7 @@
 #include "mlp.hpp"
 #include "patches.hpp"
 #include "scratch.hpp"
+#include "steps.hpp"
 
 namespace vitkern::VITKERN_ISA {
 namespace {
@@ -145,7 +146,9 @@ struct Pass {
                               .y = {n.qkv_dtype, wide, n.qkv_stride}});
     team.sync();
     if (w.q_norm.weight) normalise_heads(w);
+    step_done(Step::qkv);
     attend_heads(a.biases ? a.biases[i] : nullptr, n.S / step);
+    step_done(Step::attention);
     gemm(team, left(a.D), M, proj, scratch,
          ResidualEpilogue{.bias = w.proj.bias,
                           .gamma = w.gamma1,
@@ -156,6 +159,7 @@ struct Pass {
                           .y_stride = step * a.D,
                           .N = a.D});
     team.sync();
+    step_done(Step::proj);
     const mlp_args mlp{.threads = team.size,
                        .x_dtype = DType::f32,
                        .w_dtype = DType::f32,
@@ -180,6 +184,7 @@ struct Pass {
                        .dropout = {},
                        .path = {}};
     Mlp{mlp, step * a.D, fc1, fc2, n.mlp}.run(team, wide, scratch);
+    step_done(Step::mlp);
   }
 
   // The pooled features of image b, (D).
@@ -229,10 +234,13 @@ struct Pass {
   }
 
   void run() const {
+    steps_begin();
     embed();
+    step_done(Step::embed);
     for (int64_t i = 0; i < a.depth; ++i)
       block(i, a.pool == Pool::token && i + 1 == a.depth ? n.S : 1);
     finish();
+    step_done(Step::head);
   }
 };
 
