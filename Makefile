@@ -16,8 +16,12 @@ INSTALL := $(PY) -m pip --disable-pip-version-check install -qq --no-compile
 CXX_FILES = $(shell find csrc tests -name '*.cpp' -o -name '*.hpp')
 NATIVE_SOURCES = $(shell find csrc -type f) CMakeLists.txt
 
+# Not $(MAKE) in a recipe: `make -n` runs such a line, which here would install and measure.
+AGAIN := $(MAKE)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-portable test-cpus bench fuzz soak ptx-check gpu-check
+.PHONY: help setup demo test test-full test-portable test-cpus bench bench-cpu bench-amx fuzz soak
+.PHONY: ptx-check gpu-check
 .PHONY: lint format native-test arm-test wheel sdist docs clean
 
 help: ## this list
@@ -40,10 +44,19 @@ test-portable: $(VENV)/ready ## operators, models and commands: what runs where 
 test-cpus: $(VENV)/ready ## the tests that compare floats, with libraries forced to other CPUs' kernels
 	$(PY) tools/other_cpus.py $(ARGS)
 
-bench: $(VENV)/ready ## all benchmarks and sweeps with eager PyTorch beside each, then the report: 10 minutes
-	@echo "about 10 minutes on 2 cores; close everything else"
+bench: $(VENV)/peers ## all benchmarks and sweeps with eager PyTorch beside each, then bench-cpu: 30 minutes
+	@echo "about 30 minutes on 2 cores; close everything else"
 	$(PY) -m pytest benchmarks --benchmark-only --scaling $(ARGS)
 	$(PY) -m benchmarks.report
+	$(PY) -m benchmarks.cpu
+
+bench-cpu: $(VENV)/peers ## vitkern, PyTorch, torch.compile, ONNX Runtime and OpenVINO in turns: 20 minutes
+	$(PY) -m benchmarks.cpu $(ARGS)
+
+bench-amx: ## the same on a CPU with AMX, in 10 minutes
+	@grep -qsw amx_tile /proc/cpuinfo || \
+	  { echo "bench-amx: this CPU has no AMX; make bench-cpu measures the class that it has" >&2; exit 1; }
+	@$(AGAIN) PYTHON="$(PYTHON)" bench-cpu ARGS="--class amx --minutes 10 $(ARGS)"
 
 fuzz: $(VENV)/ready ## odd input to every surface, faults with their replay: ARGS="--minutes 10 --seed 7"
 	$(PY) -m tests.fuzz $(ARGS)
@@ -126,10 +139,10 @@ $(VENV)/torch: requirements-torch.txt | $(VENV)/tools
 	@$(INSTALL) -r requirements-torch.txt
 	@touch $@
 
-$(VENV)/installed: requirements-dev.txt requirements-peers.txt $(VENV)/torch
+$(VENV)/installed: requirements-dev.txt requirements-timm.txt $(VENV)/torch
 	@echo "installing the development tools"
 	@$(INSTALL) -r requirements-dev.txt
-	@$(if $(PEERS),$(INSTALL) --no-deps -r requirements-peers.txt)
+	@$(if $(PEERS),$(INSTALL) --no-deps -r requirements-timm.txt)
 	@touch $@
 
 # The kernels that this CPU can run (or that the tests emulate on it): a wheel has them all.
@@ -138,6 +151,11 @@ export CMAKE_ARGS := -DVITKERN_WERROR=ON -DVITKERN_ISAS=host $(CMAKE_ARGS)
 $(VENV)/built: $(VENV)/tools $(NATIVE_SOURCES) setup.py
 	@echo "building vitkern._C for this CPU"
 	@$(PY) setup.py -q build_ext --inplace
+	@touch $@
+
+$(VENV)/peers: requirements-peers.txt requirements-torch.txt $(VENV)/ready
+	@echo "installing the inference engines to compare with"
+	@$(INSTALL) -r requirements-peers.txt -c requirements-torch.txt
 	@touch $@
 
 $(VENV)/ready: $(VENV)/installed pyproject.toml setup.py | $(VENV)/built

@@ -65,6 +65,25 @@ def engine_flops(model: ViT, batch: int, size: int) -> int:
     return flops(model, batch, size) - 2 * batch * skipped
 
 
+def step_flops(model: ViT, batch: int, size: int) -> dict[str, int]:
+    """engine_flops by the steps of `vitkern.cpu.profile`."""
+    c = model.config.replace(image_size=size)
+    S, D, F, P = c.tokens, c.width, c.mlp_width, c.channels * c.patch_size**2
+    blocks = c.depth
+    steps = dict.fromkeys(("embed", "qkv", "attention", "proj", "mlp", "head"), 0)
+    steps["embed"] = c.grid[0] * c.grid[1] * P * D
+    if c.pool == "token" and c.head == "linear" and blocks:  # of the last block, the class row
+        blocks -= 1
+        steps |= {"qkv": (2 * S + 1) * D * D, "attention": 2 * S * D}
+        steps |= {"proj": D * D, "mlp": 2 * D * F}
+    steps["qkv"] += blocks * S * 3 * D * D
+    steps["attention"] += blocks * 2 * S * S * D
+    steps["proj"] += blocks * S * D * D
+    steps["mlp"] += blocks * S * 2 * D * F
+    steps["head"] = D * c.classes
+    return {name: 2 * batch * count for name, count in steps.items()}
+
+
 def bytes_moved(model: ViT, image: Tensor, precision: str) -> int:
     """Compulsory traffic: every weight at this precision and every pixel read once."""
     weights = sum(p.numel() for p in model.parameters())

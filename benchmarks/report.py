@@ -10,6 +10,8 @@ import pathlib
 import sys
 
 from benchmarks import pictures, roofline, sweeps, tables
+from benchmarks.cpu import results
+from benchmarks.cpu import tables as cpu_tables
 from benchmarks.gpu import tables as gpu
 from benchmarks.rows import CUDA, LATEST, ROOT, SCALING, read
 
@@ -29,14 +31,15 @@ def between(text: str, name: str, body: str, path: pathlib.Path) -> str:
 
 
 def documents(rows: list[dict], gpu_rows: list[dict] | None = None) -> dict[pathlib.Path, str]:
-    """What README.md and docs/performance.md should say of these rows, and of a GPU's.
+    """What README.md and docs/performance.md should say of these rows, of the peers' and a GPU's.
 
-    A GPU's are by default those of its own results file; without one the documents say that its
-    speed is unmeasured.
+    The peers' are those of every class of CPUs that has a results file. A GPU's are by default
+    those of its own; without one the documents say that its speed is unmeasured.
     """
-    table = tables.models(rows)
-    readme = between(README.read_text(), "results", table, README)
-    text = between(PERFORMANCE.read_text(), "results", table, PERFORMANCE)
+    measured = results.all_published()
+    readme = between(README.read_text(), "peers", cpu_tables.summary(measured), README)
+    text = between(PERFORMANCE.read_text(), "peers", cpu_tables.text(measured), PERFORMANCE)
+    text = between(text, "results", tables.models(rows), PERFORMANCE)
     text = between(text, "operators", tables.operators(rows), PERFORMANCE)
     text = between(text, "roofline", roofline.text(rows), PERFORMANCE)
     text = between(text, "scaling", sweeps.text(rows), PERFORMANCE)
