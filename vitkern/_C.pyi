@@ -87,10 +87,24 @@ def unchanged(
     empty: tuple[Any, ...],
     types: tuple[Any, ...],
 ) -> bool: ...
+
+class Watch:
+    """unchanged() for facts that are asked for again and again."""
+
+    def holds(
+        self,
+        dicts: tuple[Any, ...],
+        tables: tuple[Any, ...],
+        entries: tuple[Any, ...],
+        absent: tuple[Any, ...],
+        empty: tuple[Any, ...],
+        types: tuple[Any, ...],
+    ) -> bool: ...
+
 def reads(descriptor: Any, objects: tuple[Any, ...], expected: tuple[Any, ...]) -> bool: ...
 
 class Places:
-    """Versions, addresses, sizes and strides of tensors of a class with DLPack's exchange API."""
+    """Where tensors of a class with DLPack's exchange API are, and what is there."""
 
     def __init__(self, kind: type, version: Any, tensors: tuple[Any, ...], /) -> None: ...
     def match(self, tensors: tuple[Any, ...], /) -> bool: ...

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils import _python_dispatch
 
@@ -19,9 +20,11 @@ from .precision import CHOICES, PRECISIONS, name_of, torch_allows_tf32
 
 if TYPE_CHECKING:
     from .engines.base import Engine
+    from .engines.structure import Structure
     from .model import ViT
 
 PATHS = ("auto", "engine", "fused", "reference")
+_PLAIN = (Tensor, nn.Parameter)  # images of another class may compute in their own way
 NOTHING_IN_THE_WAY = "eval mode, gradients off, nothing in the way"
 
 
@@ -33,19 +36,55 @@ class Route:
     reason: str
     precision: str = ""  # of the engine
     engine: Engine | None = None
+    structure: Structure | None = None  # what the modules were found to be, where it was decided
 
 
 def choose(model: ViT, image: Tensor, want: str) -> Route:
     """The route of a call that wants "logits", "tokens" or "blocks" (intermediate results)."""
     weight = model.patch_embed_weight
-    check_image(model, image, weight)
-    route = decide(model, image, want, weight)
+    asked = _asked(model, image, want, weight)
+    precision = None if asked is None else _known(model, asked)
+    if precision is not None:
+        route = Route("engine", NOTHING_IN_THE_WAY, precision)
+    else:
+        check_image(model, image, weight)
+        route = decide(model, image, want, weight)
     if route.path == "engine":
         try:
             route.engine = model.engines.ready(route.precision)
         except Unpackable as error:
             return _without_engine(model.path, str(error).removeprefix("ViT: "))
+        if asked is not None and route.structure is not None:
+            route.structure.remember(asked, route.precision)
     return route
+
+
+def _asked(model: ViT, image: Tensor, want: str, weight: Tensor) -> tuple[object, ...] | None:
+    """What `check_image` and `decide` read besides the modules: the same again, the same answer.
+
+    None where torch is in a state, or the image of a kind, in which everything is looked at.
+    """
+    if torch.compiler.is_compiling() or type(image) not in _PLAIN:
+        return None
+    device = device_type(image)
+    if _not_here(device):
+        return None
+    where: object = device
+    if device != "cpu" or not weight.is_cpu:
+        where = (image.device, weight.device, torch_allows_tf32())
+    return (
+        want, image.shape, image.dtype, image.layout, weight.dtype, where, model.training,
+        model.path, model.precision, torch.is_grad_enabled(), forward_ad._current_level,
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+    )  # fmt: skip
+
+
+def _known(model: ViT, asked: tuple[object, ...]) -> str | None:
+    """The precision of the engine that served such a call, if the modules are as they were."""
+    try:
+        return model.engines.known(asked)
+    except ImportError:  # `decide` says which
+        return None
 
 
 def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route:
@@ -85,7 +124,7 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
         reason = "" if image is None else model.engines.why_not(image, precision)
     if reason:
         return _without_engine(forced, reason)
-    return Route("engine", NOTHING_IN_THE_WAY, precision)
+    return Route("engine", NOTHING_IN_THE_WAY, precision, structure=structure)
 
 
 def _without_engine(forced: str, reason: str) -> Route:
@@ -136,11 +175,11 @@ def _not_now(model: ViT, image: Tensor | None) -> str:
         return "torch.compile or torch.export is tracing"
     if model.training:
         return "the model is in training mode; call model.eval()"
-    if torch.autograd.forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0:
         return "forward-mode derivatives are on"
     if torch.is_grad_enabled():
         return "gradients are enabled; use torch.inference_mode() or torch.no_grad()"
-    if image is not None and type(image) not in (Tensor, nn.Parameter):
+    if image is not None and type(image) not in _PLAIN:
         return f"the image is a {type(image).__name__}"
     return ""
 
@@ -217,7 +256,7 @@ def explain(model: ViT, image: Tensor | None) -> str:
             )
     elif route.path != "reference":
         lines.append(f"kernels: {_gpu_kernels(model)}")
-        graphs = [getattr(engine, "graphs", "") for engine in model.engines.packed()]
+        graphs = [engine.graphs for engine in model.engines.packed() if engine.graphs]
         lines += [f"CUDA graphs: {said}" for said in graphs[:1] if route.path == "engine"]
     return "\n".join(lines)
 

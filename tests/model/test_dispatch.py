@@ -1,10 +1,16 @@
 """Which path runs: hooks, replaced modules, compilers, precisions; and what every path promises."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.model.tiny_models import OPTIONS, PATHS, force, picture, tiny
+from vitkern import dispatch
 
 
 def test_explains_its_path():
@@ -95,8 +101,6 @@ def test_hook_on_the_model_itself_does_not_slow_it():
 
 
 def test_flop_counter_and_vmap_see_plain_operators():
-    from torch.utils.flop_counter import FlopCounterMode
-
     model = tiny(torch.float64)
     image = picture(model, B=2)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -247,3 +251,77 @@ def test_a_norm_without_weights_runs_module_by_module(name):
         got = model(picture(model))
         model.path = "reference"
         assert torch.equal(got, model(picture(model)))
+
+
+@contextlib.contextmanager
+def global_hook():
+    handle = register_module_forward_hook(lambda *_: None)
+    yield
+    handle.remove()
+
+
+class Own(torch.Tensor):
+    pass
+
+
+MODELS = {
+    "the same model": lambda model: None,
+    "training": lambda model: model.train(),
+    "another path": lambda model: setattr(model, "path", "fused"),
+    "the reference": lambda model: setattr(model, "path", "reference"),
+    "a precision": lambda model: setattr(model, "precision", "bf16"),
+    "a model of another dtype": lambda model: model.bfloat16(),
+    "a hook": lambda model: model.head.register_forward_hook(lambda *_: None),
+}
+MOMENTS = {
+    "gradients": torch.enable_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast to fp16": lambda: torch.autocast("cpu", torch.float16),
+    "forward derivatives": forward_ad.dual_level,
+    "a mode": lambda: FlopCounterMode(display=False),
+    "a global hook": global_hook,
+}
+IMAGES = {
+    "another batch": lambda x: x[:2],
+    "another size": lambda x: x[..., :8],
+    "no batch": lambda x: x[0],
+    "float64": lambda x: x.double(),
+    "uint8": lambda x: x.byte(),
+    "sparse": lambda x: x.to_sparse(),
+    "meta": lambda x: x.to("meta"),
+    "a list": lambda x: [x],
+    "a subclass": lambda x: x.as_subclass(Own),
+}
+SERVED = {"the same model", "a precision", "autocast", "another batch"}  # by the engine
+
+
+@pytest.mark.parametrize("state", (*MODELS, *MOMENTS, *IMAGES))
+def test_a_remembered_route_is_the_one_that_would_be_decided(state):
+    """Whatever changed since a call like this one was served, the answer is a fresh model's."""
+    found = []
+    for warm in (False, True):
+        model = tiny()
+        image = picture(model)
+        with torch.no_grad():
+            if warm:
+                for _ in range(2):
+                    assert dispatch.choose(model, image, "logits").path == "engine"
+            MODELS.get(state, MODELS["the same model"])(model)
+            with MOMENTS.get(state, contextlib.nullcontext)():
+                try:
+                    other = IMAGES.get(state, lambda x: x)(image)
+                    route = dispatch.choose(model, other, "logits")
+                    found.append((route.path, route.reason, route.precision))
+                except (TypeError, ValueError, RuntimeError) as error:
+                    found.append((type(error), str(error)))
+    assert found[0] == found[1] and (found[0][0] == "engine") == (state in SERVED), found
+
+
+def test_results_are_ordinary_tensors_wherever_the_engine_was_packed():
+    model = tiny()
+    image = picture(model)
+    with torch.inference_mode():
+        assert model(image).is_inference()
+    with torch.no_grad():
+        got = model(image)
+    assert not got.is_inference() and got.requires_grad_().sum().backward() is None

@@ -272,6 +272,54 @@ def test_places_see_writes_and_other_memory_sizes_and_strides(kind):
     assert not seen.match(weights)
 
 
+@pytest.mark.parametrize("kind", (places, Places), ids=("native", "plain"))
+def test_places_see_another_dtype_of_the_same_memory(kind):
+    weights = (nn.Parameter(torch.randn(6, 6, dtype=torch.bfloat16)),)
+    seen = kind(weights)
+    weights[0].data = weights[0].data.view(torch.float16)
+    assert not seen.match(weights)
+
+
+class Attributes:
+    """Whose attributes have been looked at as a dict, as those of a module that is watched."""
+
+
+WRITES = {  # to a dict with "a": None and "b": 1
+    "another value": lambda table, owner: table.update(a=1),
+    "another attribute": lambda table, owner: setattr(owner, "a", 1),
+    "a new entry": lambda table, owner: table.update(c=1),
+    "a new attribute": lambda table, owner: setattr(owner, "c", 1),
+    "none in the place of one": lambda table, owner: (table.pop("b"), table.update(c=1)),
+    "a removal": lambda table, owner: table.pop("a"),
+    "another order": lambda table, owner: table.update(a=table.pop("a")),
+    "no entries": lambda table, owner: table.clear(),
+    "one by setdefault": lambda table, owner: table.setdefault("c"),
+    "a merge": lambda table, owner: table.__ior__({"c": 1}),
+}
+
+
+@pytest.mark.parametrize("again", (False, True), ids=("once", "later"))
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_watch_sees_every_write(write, again):
+    owner = Attributes()
+    owner.a, owner.b = None, 1
+    table = owner.__dict__
+    order = (table, "a", None, table, "b", 1)
+    watch, facts = _C.Watch(), ((table,), order, (table, "a", None), (table, "c"), (), ())
+    assert watch.holds(*facts)
+    if again:
+        table["c"] = table.pop("b")
+        assert not watch.holds(*facts)
+        table["b"] = table.pop("c")
+        assert all(watch.holds(*facts) for _ in range(3))
+    for _ in range(20):  # the interpreter specialises what is written often
+        owner.b = 2
+        owner.b = 1
+        assert watch.holds(*facts)
+    write(table, owner)
+    assert not watch.holds(*facts) and not watch.holds(*facts)
+
+
 def test_what_is_watched_is_checked():
     table = {"a": None}
     facts = {"entries": (), "absent": (), "tables": (), "empty": (), "types": ()}
@@ -291,10 +339,18 @@ def test_what_is_watched_is_checked():
     }.items():  # fmt: skip
         with pytest.raises(TypeError, match="vitkern unchanged: expected"):
             _C.unchanged(**{**facts, name: value})
+    with pytest.raises(TypeError, match="vitkern unchanged: expected a dict"):
+        _C.Watch().holds((1,), (), (), (), (), ())
+    with pytest.raises(TypeError, match="without __init__"):
+        _C.Watch.__new__(_C.Watch).holds((), (), (), (), (), ())
     with pytest.raises(TypeError, match="the given class"):
         _C.Places(torch.Tensor, torch.Tensor._version, (1,))
     with pytest.raises(AttributeError):
         _C.Places(int, torch.Tensor._version, ())
+    with pytest.raises(TypeError, match="a property of the class"):
+        _C.Places(torch.Tensor, int.real, ())
+    with pytest.raises(TypeError, match="the given class"):
+        _C.Places(torch.Tensor, torch.Tensor._version, (torch.ones(1),)).match((1,))
     with pytest.raises(TypeError, match="it was made with"):
         _C.Places(torch.Tensor, torch.Tensor._version, ()).match((torch.ones(1),))
     with pytest.raises(TypeError, match="without __init__"):

@@ -79,6 +79,11 @@ class Engine(abc.ABC):
             for p, m in zip(self.parameters, self._memory, strict=True)
         )
 
+    @property
+    def graphs(self) -> str:
+        """Which forwards are CUDA graphs, for `explain()`; "" where there can be none."""
+        return ""
+
     def refresh(self) -> bool:
         """Pack the parameters' values again into the same memory; False: make a new engine."""
         return False
@@ -122,10 +127,19 @@ class Engines:
                 self._structure = found
         return found
 
+    def known(self, asked: tuple[object, ...]) -> str | None:
+        """The precision of the engine that served such a call, if the modules are as they were."""
+        found = self._structure
+        if found is None:
+            return None
+        precision = found.served(asked)
+        return None if precision is None or not found.holds(self.model) else precision
+
     def ready(self, precision: str) -> Engine:
         """The engine of the weights as they are; Unpackable where they cannot be packed.
 
-        Call `structure` before: it drops engines of parameters that were replaced.
+        Call `structure` or `known` before: a change of the modules drops engines of parameters that
+        were replaced.
         """
         engine = self._packed.get(precision)
         if engine is None or engine.stale():
@@ -206,11 +220,13 @@ def parameters_of(model: ViT) -> tuple[Tensor, ...]:
 class Places:
     """`_C.Places` without DLPack, for an older torch or the meta device; three times as slow."""
 
-    READS: tuple[Any, ...] = (Tensor._version, Tensor.data_ptr, Tensor.size, Tensor.stride)
+    READS: tuple[Any, ...] = (
+        Tensor._version, Tensor.data_ptr, Tensor.size, Tensor.stride, Tensor.dtype, Tensor.device,
+    )  # fmt: skip
 
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
-        versions = tuple(t._version for t in tensors)
-        self._seen = [versions, *(tuple(map(read, tensors)) for read in self.READS[1:])]
+        reads = [read if callable(read) else read.__get__ for read in self.READS]
+        self._seen = [tuple(map(read, tensors)) for read in reads]
 
     def match(self, tensors: tuple[Tensor, ...]) -> bool:
         seen = zip(self.READS, self._seen, strict=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
 _HEAD = ("head.", "head_norm.", "pre_logits.")
+_CALLS_KEPT = 64  # kinds of calls, by the image's shape and strides
 _GRIDS_KEPT = 8  # image sizes whose positions and attention biases are remembered
 
 
@@ -44,6 +45,9 @@ class CpuEngine(Engine):
         )  # fmt: skip
         self._whole_head = c.head == "linear" and c.pool in _POOLS  # else the head runs in PyTorch
         self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()
+        self._calls: dict[_Key, _Call] = {}
+        # Results are made like it: fp32 on the CPU, whatever the defaults are.
+        self._result = torch.empty(0, dtype=torch.float32, device="cpu")
         with torch.no_grad():
             for name, parameter in model.named_parameters(remove_duplicate=False):
                 self._set(name, parameter.detach())
@@ -77,30 +81,43 @@ class CpuEngine(Engine):
         return self._native.packed_bytes
 
     def logits(self, image: Tensor) -> Tensor:
-        c = self.config
         if not self._whole_head:
             return self.model.forward_head(self.tokens(image))
-        y = _empty(image, image.shape[0], self._native.classes or c.width)
-        return self._run(image, y, _POOLS[c.pool], head=True)
+        return self._run("logits", image)
 
     def tokens(self, image: Tensor) -> Tensor:
-        c = self.config
-        patches = (image.shape[2] // c.patch_size) * (image.shape[3] // c.patch_size)
-        y = _empty(image, image.shape[0], c.prefix_tokens + patches, c.width)
-        return self._run(image, y, _C.Pool.tokens, head=False)
+        return self._run("tokens", image)
 
-    def _run(self, image: Tensor, y: Tensor, pool: _C.Pool, head: bool) -> Tensor:
-        c, image = self.config, stored(image)
-        B, _, Y, X = image.shape
-        mean, std = self._pixels if image.dtype is torch.uint8 else (None, None)
-        grid = self._of_grid(Y // c.patch_size, X // c.patch_size)
+    def _run(self, want: str, image: Tensor) -> Tensor:
+        image = stored(image)
+        key = (want, image.shape, image.stride(), image.dtype)
+        call = self._calls.get(key) or self._call(key)
+        y = self._result.new_empty(*call.shape)
         self._native.forward(
-            threads=torch.get_num_threads(), dtype=cpu.IMAGE_DTYPES[image.dtype],
-            image=image.data_ptr(), B=B, Y=Y, X=X, strides=image.stride(), T=c.prefix_tokens,
-            mean=cpu.address(mean), std=cpu.address(std), pool=pool, head=head, y=y.data_ptr(),
-            **grid.addresses,
+            threads=torch.get_num_threads(), image=image.data_ptr(), y=y.data_ptr(), **call.fields
         )  # fmt: skip
         return y if self.dtype is torch.float32 else y.to(self.dtype)
+
+    def _call(self, key: _Key) -> _Call:
+        """What calls of a kind share."""
+        want, (B, _, Y, X), strides, dtype = key
+        c = self.config
+        grid_y, grid_x = Y // c.patch_size, X // c.patch_size
+        shape: tuple[int, ...] = (B, c.prefix_tokens + grid_y * grid_x, c.width)
+        if want == "logits":
+            shape = (B, self._native.classes or c.width)
+        mean, std = self._pixels if dtype is torch.uint8 else (None, None)
+        grid = self._of_grid(grid_y, grid_x)
+        pool = _POOLS[c.pool] if want == "logits" else _C.Pool.tokens
+        fields = {
+            "dtype": cpu.IMAGE_DTYPES[dtype], "B": B, "Y": Y, "X": X, "strides": strides,
+            "T": c.prefix_tokens, "mean": cpu.address(mean), "std": cpu.address(std),
+            "pool": pool, "head": want == "logits", **grid.addresses,
+        }  # fmt: skip
+        if len(self._calls) >= _CALLS_KEPT:
+            self._calls.clear()
+        made = self._calls[key] = _Call(shape, fields, grid.tensors)
+        return made
 
     def _of_grid(self, grid_y: int, grid_x: int) -> _Grid:
         found = self._grids.get((grid_y, grid_x))
@@ -119,7 +136,19 @@ class CpuEngine(Engine):
             found = self._grids[grid_y, grid_x] = _Grid((prefix, position, *biases), addresses)
             while len(self._grids) > _GRIDS_KEPT:
                 self._grids.popitem(last=False)
+                self._calls.clear()  # which keep their grids' memory
         return found
+
+
+_Key = tuple[str, torch.Size, tuple[int, ...], torch.dtype]  # what is wanted of which image
+
+
+class _Call(NamedTuple):
+    """A kind of call: its result's shape, what C++ is told each time, and what keeps that valid."""
+
+    shape: tuple[int, ...]
+    fields: dict[str, Any]
+    tensors: tuple[Tensor | None, ...]
 
 
 class _Grid(NamedTuple):
@@ -132,8 +161,3 @@ class _Grid(NamedTuple):
 def _copy(t: Tensor | None) -> Tensor | None:
     """A snapshot in fp32, as the packed weights are one."""
     return None if t is None else t.to(torch.float32, copy=True).contiguous()
-
-
-def _empty(image: Tensor, *shape: int) -> Tensor:
-    """What the kernel writes: fp32 on the CPU, whatever the defaults are."""
-    return image.new_empty(shape, dtype=torch.float32)

@@ -107,6 +107,7 @@ class GpuEngine(Engine):
         self._arenas: dict[int, Arena] = {}  # by stream
         self._grids: dict[tuple[int, int], Positions] = {}
         c = model.config
+        self._outputs = c.classes or c.width
         # The class token's row through norm and head in one launch, else they run in PyTorch.
         norms = [n for n in (model.norm, model.fc_norm) if isinstance(n, nn.LayerNorm)]
         self._last_norm = norms[0] if norms else None
@@ -115,6 +116,8 @@ class GpuEngine(Engine):
             self._blocks = [self._fold_block(block) for block in model.blocks]
             self._ends = self._fold_ends()
             statistics = ((c.mean or (0.0,) * c.channels), (c.std or (1.0,) * c.channels))
+            # Results are made like it: in the model's dtype on its device, whatever the defaults.
+            self._result = torch.empty(0, dtype=model.dtype, device=model.device)
             self._pixels = tuple(
                 torch.tensor(t, dtype=torch.float32, device=model.device) for t in statistics
             )
@@ -180,27 +183,24 @@ class GpuEngine(Engine):
     def logits(self, image: Tensor) -> Tensor:
         if not self._whole:
             return self.model.forward_head(self.tokens(image))
-        y = image.new_empty(
-            image.shape[0], self.config.classes or self.config.width, dtype=self.model.dtype
-        )
-        return self._run("logits", image, y)
+        return self._run("logits", image, self._result.new_empty(image.shape[0], self._outputs))
 
     def tokens(self, image: Tensor) -> Tensor:
         c = self.config
         patches = (image.shape[2] // c.patch_size) * (image.shape[3] // c.patch_size)
-        shape = (image.shape[0], c.prefix_tokens + patches, c.width)
-        return self._run("tokens", image, image.new_empty(shape, dtype=self.model.dtype))
+        y = self._result.new_empty(image.shape[0], c.prefix_tokens + patches, c.width)
+        return self._run("tokens", image, y)
 
     def _run(self, want: str, image: Tensor, y: Tensor) -> Tensor:
-        image = stored(image)
+        image, on_gpu = stored(image), image.is_cuda
         aligned = image.data_ptr() % 16 == 0  # a promise of the binaries
-        stream = current_stream(image.device.index) if image.is_cuda else 0
-        key = (want, image.shape, image.stride(), image.dtype, aligned, stream)
-        if _capturing(image.device):
+        stream = current_stream(image.get_device()) if on_gpu else 0
+        if on_gpu and torch.cuda.is_current_stream_capturing():
             # The graph owns the buffers that are made now, and reads this engine's weights.
             self.held = True
             self._plan(want, image, y, None).run(image, y)
             return y
+        key = (want, image.shape, image.stride(), image.dtype, aligned, stream)
         with self._lock:
             made = self._plans.get(key)
             if made is None:
@@ -208,7 +208,7 @@ class GpuEngine(Engine):
                 self._forget_old_plans()
             else:
                 self._plans.move_to_end(key)
-        made.run(image, y, graph=self.model.cuda_graphs and GRAPHS)
+        made.run(image, y, graph=GRAPHS and self.model.cuda_graphs)
         return y
 
     def _forget_old_plans(self) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = frozenset({nn.Parameter, Tensor, type(None)})  # anything else computes in its own way
+_CALLS_KEPT = 64  # shapes of images, mostly
 # What the operators read of a module; torch's own modules do without some of these.
 NEEDED = {nn.LayerNorm: ("weight", "bias"), nn.Linear: ("weight",), nn.Conv2d: ("weight",)}
 # What else a module's forward depends on, and the findings with it.
@@ -66,14 +67,27 @@ class Structure:
                 entries += (own, "forward", own["forward"])
             else:
                 absent += (own, "forward")
-        self._facts = tuple(map(tuple, (tables, entries, absent, empty, types)))
+        dicts = {id(one): one for one in (*tables[::3], *entries[::3], *absent[::2])}.values()
+        self._facts = tuple(map(tuple, (dicts, tables, entries, absent, empty, types)))
+        self._watch = _C.Watch()
         self.not_fused = self._not_fused(model.kinds)
         self.uneven_dropout = self._uneven_dropout()
         self.not_engine = "" if self.not_fused else self._not_engine()
+        self._served: dict[tuple[object, ...], str] = {}
 
     def holds(self, model: ViT) -> bool:
         """Whether the model is still as it was looked at."""
-        return self.config is model.config and _C.unchanged(*self._facts)
+        return self.config is model.config and self._watch.holds(*self._facts)
+
+    def served(self, asked: tuple[object, ...]) -> str | None:
+        """What `remember` was told of such a call: while the structure holds, it is still true."""
+        return self._served.get(asked)
+
+    def remember(self, asked: tuple[object, ...], precision: str) -> None:
+        """That a call was served by the engine of a precision."""
+        if len(self._served) >= _CALLS_KEPT:
+            self._served.clear()
+        self._served[asked] = precision
 
     def _not_fused(self, kinds: dict[str, type]) -> str:
         for name in sorted(kinds.keys() - self._modules.keys()):
