@@ -19,6 +19,7 @@
 
 VITKERN_INITIALISED_SHARED(vitkern::Engine);
 VITKERN_INITIALISED_SHARED(vitkern::Fingerprint);
+VITKERN_INITIALISED_SHARED(vitkern::Packed);
 
 namespace py = pybind11;
 
@@ -26,6 +27,19 @@ namespace {
 
 using namespace vitkern;
 using Address = uintptr_t;
+
+// A layout as Python has it: an integer, to be compared and given back.
+int code_of(const Layout& layout) {
+  return static_cast<int>(layout.isa) << 8 | static_cast<int>(layout.precision);
+}
+Layout layout_of(int code) {
+  for (const std::string& name : available_isas())
+    for (const Precision precision : {Precision::fp32, Precision::tf32, Precision::bf16}) {
+      const Layout known = engine_layout(isa_named(name), precision);
+      if (code_of(known) == code) return known;
+    }
+  throw py::value_error("vitkern: no layout has the number " + std::to_string(code));
+}
 
 template <class T>
 T* at(Address a) {
@@ -90,7 +104,8 @@ PYBIND11_MODULE(_C, m) {
         return found;
       },
       "Turn the engine's profile on (from zero) or off; each step's seconds, summed over threads.");
-  m.def("arena_trim", &arena_trim, "Give idle scratch memory back to the system.");
+  m.def("arena_trim", &arena_trim,
+        "Give idle scratch memory, and what malloc holds free, back to the system.");
 
 #define VITKERN_KERNEL(kernel)                                      \
   m.def(#kernel, [](const std::string& isa, const py::kwargs& kw) { \
@@ -102,7 +117,39 @@ PYBIND11_MODULE(_C, m) {
 #define VITKERN_ENGINE(kernel)  // Engine's methods call it
 #include "cpu/kernels.inc"
 
+  m.def(
+      "engine_layout",
+      [](const std::string& isa, Precision precision) {
+        return code_of(engine_layout(isa_named(isa), precision));
+      },
+      "Which panels an engine reads; equal ones are the same bit by bit.");
+  m.def(
+      "operator_layout",
+      [](const std::string& isa, DType weight) {
+        return code_of(operator_layout(isa_named(isa), weight));
+      },
+      "Which panels the operators read, by the dtype of the weight.");
+
   // Methods take the holder: the object cannot die while the interpreter's lock is released.
+  using PackedHolder = std::shared_ptr<Packed>;
+  py::class_<Packed, PackedHolder>(m, "Packed", "A weight (N, K) in panels; it never changes.")
+      .def(py::init([](int layout, DType dtype, Address data, int64_t N, int64_t K) {
+        const Layout known = layout_of(layout);
+        const py::gil_scoped_release unlocked;
+        return std::make_shared<Packed>(known, dtype, at<const void>(data), N, K);
+      }))
+      .def("unpack",
+           [](const PackedHolder& p, DType dtype, Address data) {
+             const py::gil_scoped_release unlocked;
+             return p->unpack(dtype, at<void>(data));
+           })
+      .def_property_readonly("layout", [](const PackedHolder& p) { return code_of(p->layout()); })
+      .def_property_readonly(
+          "panels", [](const PackedHolder& p) { return reinterpret_cast<Address>(p->panels()); })
+      .def_property_readonly("bytes", [](const PackedHolder& p) { return p->bytes(); })
+      .def_property_readonly("shape",
+                             [](const PackedHolder& p) { return std::pair(p->N(), p->K()); });
+
   using EnginePtr = std::shared_ptr<Engine>;
   py::class_<Engine, EnginePtr>(
       m, "Engine", "A ViT's packed weights; forward() may run in several threads at once.")
@@ -115,6 +162,8 @@ PYBIND11_MODULE(_C, m) {
              const py::gil_scoped_release unlocked;
              e->set_matrix(name, dtype, at<const void>(data), N, K);
            })
+      .def("set_packed", [](const EnginePtr& e, const std::string& name,
+                            const PackedHolder& matrix) { e->set_packed(name, matrix); })
       .def("set_vector", [](const EnginePtr& e, const std::string& name, Address data,
                             int64_t n) { e->set_vector(name, at<const float>(data), n); })
       .def("finish", [](const EnginePtr& e) { e->finish(); })

@@ -9,14 +9,14 @@ anything else is copied first. Sizes were checked and results allocated by the c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import overload
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from . import _C, philox
+from . import _C, packing, philox
 
-DTYPES = {torch.float32: _C.DType.f32, torch.bfloat16: _C.DType.bf16}
+DTYPES = packing.DTYPES
 IMAGE_DTYPES = {**DTYPES, torch.uint8: _C.DType.u8}
 ACTIVATIONS = {name: getattr(_C.Activation, name) for name in _C.Activation.__members__}
 PRECISIONS = {name: getattr(_C.Precision, name) for name in _C.Precision.__members__}
@@ -25,6 +25,12 @@ _OFF = (0, 0, 1.0)
 Sizes = Mapping[str, int]  # axis letters
 Results = Sequence[Tensor]
 Maybe = Tensor | None
+
+
+class _Matrices(NamedTuple):
+    at: list[int]
+    packed: bool
+    memory: Sequence[object]  # keeps it until the call returns
 
 
 def isas() -> list[str]:
@@ -65,6 +71,18 @@ def address(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()  # 0 of an empty tensor, too
 
 
+def _matrices(isa: str, weights: tuple[Tensor, ...], save: bool = False) -> _Matrices:
+    """Weight matrices as a kernel gets them: in panels where those are kept (packing.py).
+
+    save: a backward follows, and after it the weights change.
+    """
+    panels = None if save else packing.lone(isa, weights)
+    if panels is not None:
+        return _Matrices([one.panels for one in panels], True, panels)
+    plain = [weight.contiguous() for weight in weights]
+    return _Matrices([address(one) for one in plain], False, plain)
+
+
 def _dropout(p: float, seed: Tensor | None) -> tuple[int, int, float]:
     """(seed, threshold, scale) of csrc/cpu/kernels.hpp's Dropout."""
     if not p:
@@ -91,15 +109,15 @@ def norm_linear(
     bias: Maybe, activation: str, eps: float, save: bool, isa: str = "",
 ) -> None:  # fmt: skip
     x, x_stride = _rows(x)
-    weight = weight.contiguous()
+    weights = _matrices(isa, (weight,), save)
     norm_weight, norm_bias, bias = vector(norm_weight), vector(norm_bias), vector(bias)
     y, stats, pre = results
     _C.norm_linear(
         isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
         x=address(x), norm_weight=address(norm_weight), norm_bias=address(norm_bias),
-        weight=address(weight), bias=address(bias), y=address(y), stats=address(stats),
-        pre=address(pre), M=n["M"], K=n["K"], N=n["N"], x_stride=x_stride, eps=eps,
-        activation=ACTIVATIONS[activation],
+        weight=weights.at[0], packed=weights.packed, bias=address(bias), y=address(y),
+        stats=address(stats), pre=address(pre), M=n["M"], K=n["K"], N=n["N"], x_stride=x_stride,
+        eps=eps, activation=ACTIVATIONS[activation],
     )  # fmt: skip
 
 
@@ -145,12 +163,12 @@ def linear_residual(
     gamma: Maybe, dropout_p: float, drop_path_p: float, seed: Maybe, isa: str = "",
 ) -> None:  # fmt: skip
     (x, x_stride), (residual, residual_stride) = _rows(x), _rows(residual)
-    weight, bias, gamma = weight.contiguous(), vector(bias), vector(gamma)
+    weights, bias, gamma = _matrices(isa, (weight,)), vector(bias), vector(gamma)
     _C.linear_residual(
         isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
-        y_dtype=DTYPES[residual.dtype], x=address(x), weight=address(weight), bias=address(bias),
-        residual=address(residual), gamma=address(gamma), y=address(results[0]), B=n["B"],
-        S=n["S"], K=n["K"], N=n["N"], x_stride=x_stride, residual_stride=residual_stride,
+        y_dtype=DTYPES[residual.dtype], x=address(x), weight=weights.at[0], packed=weights.packed,
+        bias=address(bias), residual=address(residual), gamma=address(gamma), y=address(results[0]),
+        B=n["B"], S=n["S"], K=n["K"], N=n["N"], x_stride=x_stride, residual_stride=residual_stride,
         dropout=_dropout(dropout_p, seed), path=_dropout(drop_path_p, seed),
     )  # fmt: skip
 
@@ -166,7 +184,7 @@ def mlp(
         raise TypeError(
             f"mlp: fc1_weight is {fc1_weight.dtype}, fc2_weight {fc2_weight.dtype}; use one dtype"
         )
-    fc1_weight, fc2_weight = fc1_weight.contiguous(), fc2_weight.contiguous()
+    weights = _matrices(isa, (fc1_weight, fc2_weight), save)
     vectors = {
         "norm_weight": norm_weight, "norm_bias": norm_bias, "fc1_bias": fc1_bias,
         "fc2_bias": fc2_bias, "gamma": gamma,
@@ -175,9 +193,9 @@ def mlp(
     y, stats, pre = results
     _C.mlp(
         isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype],
-        w_dtype=DTYPES[fc1_weight.dtype], x=address(x), fc1_weight=address(fc1_weight),
-        fc2_weight=address(fc2_weight), y=address(y), stats=address(stats), pre=address(pre),
-        B=n["B"], S=n["S"], D=n["D"], F=n["F"], x_stride=x_stride, eps=eps,
+        w_dtype=DTYPES[fc1_weight.dtype], x=address(x), fc1_weight=weights.at[0],
+        fc2_weight=weights.at[1], packed=weights.packed, y=address(y), stats=address(stats),
+        pre=address(pre), B=n["B"], S=n["S"], D=n["D"], F=n["F"], x_stride=x_stride, eps=eps,
         activation=ACTIVATIONS[activation], dropout=_dropout(dropout_p, seed),
         path=_dropout(drop_path_p, seed), **{name: address(t) for name, t in vectors.items()},
     )  # fmt: skip
@@ -187,16 +205,16 @@ def patch_embed(
     n: Sizes, results: Results, image: Tensor, weight: Tensor, bias: Maybe, prefix: Maybe,
     position: Maybe, mean: Maybe, std: Maybe, dropout_p: float, seed: Maybe, isa: str = "",
 ) -> None:  # fmt: skip
-    weight = weight.contiguous()
+    weights = _matrices(isa, (weight,))
     vectors = {"bias": bias, "prefix": prefix, "position": position, "mean": mean, "std": std}
     vectors = {name: vector(t) for name, t in vectors.items()}
     b_stride, c_stride, y_stride, x_stride = image.stride()
     _C.patch_embed(
         isa, threads=torch.get_num_threads(), image_dtype=IMAGE_DTYPES[image.dtype],
-        w_dtype=DTYPES[weight.dtype], image=address(image), weight=address(weight),
-        y=address(results[0]), B=n["B"], C=n["C"], Y=n["Y"], X=n["X"], py=n["py"], px=n["px"],
-        D=n["D"], T=n.get("T", 0), b_stride=b_stride, c_stride=c_stride, y_stride=y_stride,
-        x_stride=x_stride, dropout=_dropout(dropout_p, seed),
+        w_dtype=DTYPES[weight.dtype], image=address(image), weight=weights.at[0],
+        packed=weights.packed, y=address(results[0]), B=n["B"], C=n["C"], Y=n["Y"], X=n["X"],
+        py=n["py"], px=n["px"], D=n["D"], T=n.get("T", 0), b_stride=b_stride, c_stride=c_stride,
+        y_stride=y_stride, x_stride=x_stride, dropout=_dropout(dropout_p, seed),
         **{name: address(t) for name, t in vectors.items()},
     )  # fmt: skip
 

@@ -3,82 +3,123 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 #if defined(__linux__)
 #include <sys/mman.h>
+#endif
+#if defined(__GLIBC__)
+#include <malloc.h>
 #endif
 
 namespace vitkern {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
+// From here on memory is mapped; but not under ASan, which sees no end of a mapping.
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+constexpr size_t kMapped = size_t{128} << 10;
+#else
+constexpr size_t kMapped = SIZE_MAX;
+#endif
 constexpr size_t kIdleBlocks = 8;  // more concurrent forwards than this allocate anew
 
-struct Block {
-  void* memory;
-  size_t bytes;
-};
-
 std::mutex pool_mutex;
-std::vector<Block> pool;
+std::vector<Pages> pool;
 size_t allocations = 0;
 
+size_t unit_of(size_t bytes) { return bytes < kHugePage ? kPage : kHugePage; }
+
 size_t whole_pages(size_t bytes) {
-  const size_t unit = bytes < kHugePage ? 4096 : kHugePage;
-  if (bytes > SIZE_MAX - unit) throw std::bad_alloc();
+  const size_t unit = unit_of(bytes);
+  if (bytes > SIZE_MAX - 2 * unit) throw std::bad_alloc();
   return (bytes / unit + 1) * unit;
+}
+
+#if defined(__linux__)
+// `size` bytes at a multiple of `unit`: a larger mapping, cut at both ends.
+void* map(size_t size, size_t unit) {
+  const size_t more = unit > kPage ? unit : 0;
+  void* const mapped =
+      mmap(nullptr, size + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  const size_t past = reinterpret_cast<uintptr_t>(mapped) % unit, head = past ? unit - past : 0;
+  char* const memory = static_cast<char*>(mapped) + (more ? head : 0);
+  if (more && head) munmap(mapped, head);
+  if (more > head) munmap(memory + size, more - head);
+  if (more) madvise(memory, size, MADV_HUGEPAGE);  // fewer TLB misses; a hint only
+  return memory;
+}
+#endif
+
+// A block of the pool, whose lock the caller holds, or a new one.
+Pages take(size_t bytes) {
+  size_t best = pool.size();
+  for (size_t i = 0; i < pool.size(); ++i)
+    if (pool[i].bytes() >= bytes && (best == pool.size() || pool[i].bytes() < pool[best].bytes()))
+      best = i;
+  if (best < pool.size()) {
+    Pages found = std::move(pool[best]);
+    pool.erase(pool.begin() + static_cast<std::ptrdiff_t>(best));
+    return found;
+  }
+  pool.reserve(kIdleBlocks);  // so that giving a block back cannot fail
+  pool.clear();               // all too small: larger calls have begun
+  ++allocations;
+  return Pages(bytes);
 }
 
 }  // namespace
 
-void* allocate_pages(size_t bytes) {
-  const size_t size = whole_pages(bytes), unit = bytes < kHugePage ? 4096 : kHugePage;
-  void* const memory = std::aligned_alloc(unit, size);
-  if (!memory) throw std::bad_alloc();
+Pages::Pages(size_t bytes) : memory_(nullptr), bytes_(whole_pages(bytes)) {
 #if defined(__linux__)
-  if (unit == kHugePage) madvise(memory, size, MADV_HUGEPAGE);  // fewer TLB misses; a hint only
-#endif
-  return memory;
-}
-
-Lease::Lease(size_t bytes) : block_(nullptr), bytes_(0) {
-  const std::lock_guard<std::mutex> lock(pool_mutex);
-  size_t best = pool.size();
-  for (size_t i = 0; i < pool.size(); ++i)
-    if (pool[i].bytes >= bytes && (best == pool.size() || pool[i].bytes < pool[best].bytes))
-      best = i;
-  if (best < pool.size()) {
-    block_ = pool[best].memory;
-    bytes_ = pool[best].bytes;
-    pool.erase(pool.begin() + static_cast<std::ptrdiff_t>(best));
+  if (bytes_ >= kMapped) {
+    memory_ = map(bytes_, unit_of(bytes));
     return;
   }
-  pool.reserve(kIdleBlocks);                        // so that giving a block back cannot fail
-  for (const Block& b : pool) std::free(b.memory);  // all too small: larger calls have begun
-  pool.clear();
-  block_ = allocate_pages(bytes);
-  bytes_ = whole_pages(bytes);
-  ++allocations;
+#endif
+  memory_ = std::aligned_alloc(unit_of(bytes), bytes_);
+  if (!memory_) throw std::bad_alloc();
 }
+
+Pages::~Pages() {
+#if defined(__linux__)
+  if (memory_ && bytes_ >= kMapped) {
+    munmap(memory_, bytes_);
+    return;
+  }
+#endif
+  std::free(memory_);
+}
+
+Pages::Pages(Pages&& other) noexcept
+    : memory_(std::exchange(other.memory_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Pages& Pages::operator=(Pages&& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Lease::Lease(size_t bytes)
+    : block_([bytes] {
+        const std::lock_guard<std::mutex> lock(pool_mutex);
+        return take(bytes);
+      }()) {}
 
 Lease::~Lease() {
   const std::lock_guard<std::mutex> lock(pool_mutex);
   if (pool.size() < kIdleBlocks) {
-    pool.push_back({block_, bytes_});
+    pool.push_back(std::move(block_));
     return;
   }
   size_t smallest = 0;
   for (size_t i = 1; i < pool.size(); ++i)
-    if (pool[i].bytes < pool[smallest].bytes) smallest = i;
-  if (pool[smallest].bytes < bytes_) {
-    std::free(pool[smallest].memory);
-    pool[smallest] = {block_, bytes_};
-  } else {
-    std::free(block_);
-  }
+    if (pool[i].bytes() < pool[smallest].bytes()) smallest = i;
+  if (pool[smallest].bytes() < block_.bytes()) pool[smallest] = std::move(block_);
 }
 
-float* Lease::floats() const { return static_cast<float*>(block_); }
+float* Lease::floats() const { return static_cast<float*>(block_.data()); }
 
 size_t arena_allocations() {
   const std::lock_guard<std::mutex> lock(pool_mutex);
@@ -87,8 +128,10 @@ size_t arena_allocations() {
 
 void arena_trim() {
   const std::lock_guard<std::mutex> lock(pool_mutex);
-  for (const Block& b : pool) std::free(b.memory);
   pool.clear();
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace vitkern

@@ -5,8 +5,22 @@
 
 namespace vitkern {
 
-// At least `bytes`, 64-byte aligned and in huge pages from 2 MiB on; std::free gives it back.
-void* allocate_pages(size_t bytes);  // throws std::bad_alloc
+// At least `bytes`, 64-byte aligned and in huge pages from 2 MiB on. Large ones are mapped: malloc,
+// which takes blocks of up to 32 MiB from its heap once one of that size was freed, would not give
+// them back to the system.
+class Pages {
+ public:
+  explicit Pages(size_t bytes);  // throws std::bad_alloc
+  ~Pages();
+  Pages(Pages&& other) noexcept;
+  Pages& operator=(Pages&& other) noexcept;
+  void* data() const { return memory_; }
+  size_t bytes() const { return bytes_; }  // at least those that were asked for
+
+ private:
+  void* memory_;
+  size_t bytes_;
+};
 
 // A block of at least `bytes`, 64-byte aligned, contents undefined. Its destructor gives the block
 // back to the pool.
@@ -19,11 +33,10 @@ class Lease {
   float* floats() const;
 
  private:
-  void* block_;
-  size_t bytes_;
+  Pages block_;
 };
 
 size_t arena_allocations();  // how often the pool had to ask the system, for tests
-void arena_trim();           // give the idle blocks back to the system
+void arena_trim();           // give idle blocks, and what malloc holds free, back to the system
 
 }  // namespace vitkern

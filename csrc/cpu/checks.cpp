@@ -179,7 +179,17 @@ void check(const pack_args& a) {
   c.dtype("dtype", a.dtype);
   c.size("N", a.N), c.size("K", a.K);
   c.array("weight", a.weight, bytes_of(a.dtype), {a.N, a.K});
-  if (!a.bytes) c.refuse("bytes is null");
+  if (!a.bytes || !a.layout) c.refuse("bytes or layout is null");
+}
+
+void check(const unpack_args& a) {
+  const Check c("unpack");
+  c.precision(a.precision);
+  c.dtype("dtype", a.dtype);
+  c.size("N", a.N), c.size("K", a.K);
+  c.array("panels", a.panels, 1, {a.N, a.K});
+  c.array("weight", a.weight, bytes_of(a.dtype), {a.N, a.K});
+  if (!a.known) c.refuse("known is null");
 }
 
 void check(const forward_args& a) {

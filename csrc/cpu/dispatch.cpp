@@ -123,13 +123,19 @@ const IsaRow& row_named(const std::string& name, const char* origin) {
                               origin + "; this build has: " + known);
 }
 
-const Kernels& operators_of(Isa isa) { return *row_of(row_of(isa).base).kernels; }
+const Kernels& operators_of(Isa isa) { return *row_of(operators_isa(isa)).kernels; }
 
 const Kernels& engine_of(Isa isa, Precision precision) {
-  return precision == Precision::bf16 ? *row_of(isa).kernels : operators_of(isa);
+  return *row_of(engine_isa(isa, precision)).kernels;
 }
 
 }  // namespace
+
+Isa operators_isa(Isa isa) { return row_of(isa).base; }
+
+Isa engine_isa(Isa isa, Precision precision) {
+  return precision == Precision::bf16 ? isa : operators_isa(isa);
+}
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;

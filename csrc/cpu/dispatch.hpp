@@ -24,6 +24,10 @@ const char* isa_name(Isa isa);
 #define VITKERN_KERNEL(kernel) void kernel(Isa isa, const kernel##_args& args);
 #include "kernels.inc"
 
+// Whose panels of weights a set's operators and its engine read.
+Isa operators_isa(Isa isa);
+Isa engine_isa(Isa isa, Precision precision);
+
 struct Feature {
   const char* name;
   bool present;

@@ -1,10 +1,9 @@
 #include "engine.hpp"
 
-#include <cstdlib>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
-#include "arena.hpp"
 #include "checks.hpp"
 
 namespace vitkern {
@@ -37,13 +36,21 @@ void Engine::check_open() const {
 
 void Engine::set_matrix(const std::string& name, DType dtype, const void* data, int64_t N,
                         int64_t K) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check_open();
+  }
+  const Layout layout = engine_layout(isa_, config_.precision);
+  set_packed(name, std::make_shared<Packed>(layout, dtype, data, N, K));
+}
+
+void Engine::set_packed(const std::string& name, PackedPtr matrix) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check_open();
-  size_t bytes = 0;
-  pack(isa_, {config_.precision, dtype, data, nullptr, N, K, &bytes});
-  Panels p{{allocate_pages(bytes), std::free}, bytes, N, K};
-  pack(isa_, {config_.precision, dtype, data, p.memory.get(), N, K, &bytes});
-  matrices_.insert_or_assign(name, std::move(p));
+  if (!matrix) complain(name, "is null");
+  if (matrix->layout() != engine_layout(isa_, config_.precision))
+    complain(name, "is packed for another instruction set or precision");
+  matrices_.insert_or_assign(name, std::move(matrix));
 }
 
 void Engine::set_vector(const std::string& name, const float* data, int64_t n) {
@@ -89,11 +96,11 @@ class Engine::Reader {
       if (required) complain(name + ".weight", "is missing");
       return {};
     }
-    const Panels& p = found->second;
-    if ((N && p.N != N) || p.K != K)
+    const Packed& p = *found->second;
+    if ((N && p.N() != N) || p.K() != K)
       complain(name + ".weight",
-               "has shape " + shape(p.N, p.K) + ", expected " + shape(N ? N : p.N, K));
-    return {p.memory.get(), vector(name + ".bias", p.N, false), p.N, p.K};
+               "has shape " + shape(p.N(), p.K()) + ", expected " + shape(N ? N : p.N(), K));
+    return {p.panels(), vector(name + ".bias", p.N(), false), p.N(), p.K()};
   }
 
   void check_all_used() const {
@@ -148,7 +155,7 @@ int64_t Engine::classes() const {
 size_t Engine::packed_bytes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   size_t total = 0;
-  for (const auto& [name, panels] : matrices_) total += panels.bytes;
+  for (const auto& [name, matrix] : matrices_) total += matrix->bytes();
   for (const auto& [name, values] : vectors_) total += values.size() * sizeof(float);
   return total;
 }

@@ -2,13 +2,12 @@
 #pragma once
 #include <array>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "dispatch.hpp"
+#include "packed.hpp"
 
 namespace vitkern {
 
@@ -32,6 +31,7 @@ class Engine {
  public:
   Engine(Isa isa, const EngineConfig& config);
   void set_matrix(const std::string& name, DType dtype, const void* data, int64_t N, int64_t K);
+  void set_packed(const std::string& name, PackedPtr matrix);  // in this engine's layout
   void set_vector(const std::string& name, const float* data, int64_t n);
   void finish();  // throws std::invalid_argument for a missing, misshapen or unknown weight
   void forward(const EngineInput& input) const;
@@ -41,11 +41,6 @@ class Engine {
   Isa isa() const { return isa_; }
 
  private:
-  struct Panels {
-    std::unique_ptr<void, void (*)(void*)> memory;
-    size_t bytes;
-    int64_t N, K;
-  };
   struct Layers {  // pointers into matrices_ and vectors_
     PackedLinear patch, head;
     NormVectors norm_pre, norm, fc_norm;
@@ -57,7 +52,7 @@ class Engine {
   const Isa isa_;
   const EngineConfig config_;
   mutable std::mutex mutex_;  // weights may be set by several threads; guards all that follow
-  std::map<std::string, Panels> matrices_;
+  std::map<std::string, PackedPtr> matrices_;
   std::map<std::string, std::vector<float>> vectors_;
   std::optional<Layers> layers_;  // by finish(); never changes again
 };

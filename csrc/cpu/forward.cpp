@@ -169,6 +169,7 @@ struct Pass {
                        .fc1_weight = nullptr,
                        .fc1_bias = w.fc1.bias,
                        .fc2_weight = nullptr,
+                       .packed = true,
                        .fc2_bias = w.fc2.bias,
                        .gamma = w.gamma2,
                        .y = x,

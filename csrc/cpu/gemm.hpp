@@ -6,6 +6,7 @@
 //   kTileRows, kNR, kMaxRows   rows of A in a tile, columns of a panel, rows of A in L2
 //   Left                       A, in the order that its tiles are read in; operators write its rows
 //   gemm_scratch, gemm_part, packed_bytes, pack_panel     matmuls with weights
+//   first_alike, kUnpacks, unpack_panel                   which precisions share panels; and back
 //   panel_floats, pack_keys, pack_values, multiply_panel  matmuls inside attention (head_tiles)
 //   group_rows, row_dtype, hidden_rows, hidden_columns    how the engine and the MLP cut their work
 #pragma once
@@ -40,8 +41,9 @@ inline Precision precision_of(DType dtype) {
   return dtype == DType::f32 ? Precision::fp32 : Precision::bf16;
 }
 
-inline Weights plain_weights(DType dtype, const void* data, int64_t N, int64_t K) {
-  return {precision_of(dtype), dtype, data, N, K, false};
+// Of a lone operator: as they are, or in the panels that pack makes of them at precision_of(dtype).
+inline Weights operand_weights(DType dtype, const void* data, int64_t N, int64_t K, bool packed) {
+  return {precision_of(dtype), dtype, data, N, K, packed};
 }
 
 // Where the sums of a tile go: rows of floats, overwritten or added to.

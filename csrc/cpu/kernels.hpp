@@ -41,9 +41,21 @@ struct pack_args {
   Precision precision;
   DType dtype;         // of weight
   const void* weight;  // (N, K)
-  void* panels;        // pack_bytes of it; null only asks for the size
+  void* panels;        // (bytes); null only asks for bytes and layout
   int64_t N, K;
-  size_t* bytes;  // size of the panels
+  size_t* bytes;      // size of the panels
+  Precision* layout;  // the first precision whose panels are the same, bit by bit
+};
+
+// The weight (N, K) of which pack made the panels.
+struct unpack_args {
+  Precision precision;
+  DType dtype;         // of weight
+  const void* panels;  // by pack, at the same precision
+  void* weight;        // (N, K)
+  int64_t N, K;
+  bool*
+      known;  // false: the panels hold rounded values in a format of their own, nothing is written
 };
 
 struct PackedLinear {

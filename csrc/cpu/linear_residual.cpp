@@ -9,7 +9,7 @@
 namespace vitkern::VITKERN_ISA {
 
 void linear_residual(const linear_residual_args& a) {
-  const Weights w = plain_weights(a.w_dtype, a.weight, a.N, a.K);
+  const Weights w = operand_weights(a.w_dtype, a.weight, a.N, a.K, a.packed);
   const Rows x{a.x_dtype, a.x, a.x_stride};
   const bool in_place = Left::reads_in_place(a.x_dtype, a.x_stride);
   const ChunkedGemm chunks(a.threads, a.B * a.S, w, in_place);

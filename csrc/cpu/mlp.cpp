@@ -10,8 +10,8 @@ void mlp(const mlp_args& a) {
   const MlpScratch n(a.B * a.S, a.D, a.F, precision_of(a.w_dtype), a.threads);
   const Mlp mlp{.a = a,
                 .y_stride = a.D,
-                .fc1 = plain_weights(a.w_dtype, a.fc1_weight, a.F, a.D),
-                .fc2 = plain_weights(a.w_dtype, a.fc2_weight, a.D, a.F),
+                .fc1 = operand_weights(a.w_dtype, a.fc1_weight, a.F, a.D, a.packed),
+                .fc2 = operand_weights(a.w_dtype, a.fc2_weight, a.D, a.F, a.packed),
                 .n = n};
   const Lease lease((n.shared + a.threads * n.per_thread) * sizeof(float));
   run_team(a.threads, [&](const Team& team) {

@@ -9,7 +9,7 @@
 namespace vitkern::VITKERN_ISA {
 
 void norm_linear(const norm_linear_args& a) {
-  const Weights w = plain_weights(a.w_dtype, a.weight, a.N, a.K);
+  const Weights w = operand_weights(a.w_dtype, a.weight, a.N, a.K, a.packed);
   const Norm norm{.x = {a.x_dtype, a.x, a.x_stride},
                   .weight = a.norm_weight,
                   .bias = a.norm_bias,

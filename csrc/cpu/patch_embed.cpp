@@ -23,7 +23,7 @@ void write_prefix(const patch_embed_args& a, int64_t b, int64_t S) {
 
 void patch_embed(const patch_embed_args& a) {
   const Image image = image_of(a);
-  const Weights w = plain_weights(a.w_dtype, a.weight, a.D, image.row_length());
+  const Weights w = operand_weights(a.w_dtype, a.weight, a.D, image.row_length(), a.packed);
   const int64_t patches = image.patches();
   const ChunkedGemm chunks(a.threads, a.B * patches, w);
   run_team(a.threads, [&](const Team& team) {

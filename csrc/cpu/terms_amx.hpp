@@ -205,6 +205,30 @@ inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
                 static_cast<char*>(panels) + panel * panel_bytes(w.K, terms_of(w.precision)));
 }
 
+inline Precision first_alike(Precision p) { return p; }
+
+// The other way round: the sum of an element's terms, which is exact with three of them.
+constexpr bool kUnpacks = true;
+inline void unpack_panel(const Weights& w, int64_t panel, void* weight) {
+  const int terms = terms_of(w.precision);
+  const char* const from = static_cast<const char*>(w.data) + panel * panel_bytes(w.K, terms);
+  for (int64_t j = 0; j < min(kNR, w.N - panel * kNR); ++j)
+    for (int64_t k = 0; k < w.K; ++k) {
+      const char* const at = from + k / kSteps * terms * kPairBytes + j / 16 * kTileBytes +
+                             k % kSteps / 2 * kTileStride + j % 16 * 4 + k % 2 * 2;
+      float sum = 0;
+      for (int t = 0; t < terms; ++t) {
+        uint16_t bits;
+        memcpy(&bits, at + t * kPairBytes, 2);
+        const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+        float term;
+        memcpy(&term, &wide, 4);
+        sum = t ? sum + term : term;
+      }
+      store_as(w.dtype, weight, (panel * kNR + j) * w.K + k, Vec::set(sum), 1);
+    }
+}
+
 // ---- Factors inside attention ----------------------------------------------------
 
 // Tile t of n queries: all but the last are full, and that one takes half the time from 16 down.

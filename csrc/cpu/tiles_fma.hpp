@@ -96,6 +96,24 @@ inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
   convert_panel(w, panel, {0, w.K}, static_cast<float*>(panels) + panel * w.K * kNR);
 }
 
+inline Precision first_alike(Precision) { return Precision::fp32; }
+
+// The other way round: panel `panel` of packed weights to its rows of an unpacked one, w.K long.
+constexpr bool kUnpacks = true;
+inline void unpack_panel(const Weights& w, int64_t panel, void* weight) {
+  constexpr int64_t L = Vec::kLanes;
+  const float* const from = static_cast<const float*>(w.data) + panel * w.K * kNR;
+  for (int64_t j = 0; j < min(kNR, w.N - panel * kNR); j += L)
+    for (int64_t k = 0; k < w.K; k += L) {
+      Vec rows[L];
+      for (int64_t i = 0; i < L; ++i)
+        rows[i] = k + i < w.K ? Vec::load(from + (k + i) * kNR + j) : Vec::set(0);
+      transpose(rows);
+      for (int64_t i = 0; i < min(L, w.N - panel * kNR - j); ++i)
+        store_as(w.dtype, weight, (panel * kNR + j + i) * w.K + k, rows[i], min(L, w.K - k));
+    }
+}
+
 // c (R, kNR) = or += a (R, K) b (K, kNR).
 struct Tile {
   const float* a;

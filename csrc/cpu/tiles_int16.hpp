@@ -200,6 +200,10 @@ inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
   }
 }
 
+inline Precision first_alike(Precision) { return Precision::bf16; }
+constexpr bool kUnpacks = false;  // the weights were rounded to integers
+inline void unpack_panel(const Weights&, int64_t, void*) {}
+
 // c (R, kNR) = or += a (R, 2 * pairs) times a block of W, with both scales.
 struct Tile {
   const int32_t* a;      // pairs of integers

@@ -47,11 +47,11 @@ POINTERS = {
 }  # fmt: skip
 OTHERS = {
     "layernorm": ("dtype", "eps"),
-    "norm_linear": ("x_dtype", "w_dtype", "eps", "activation"),
+    "norm_linear": ("x_dtype", "w_dtype", "packed", "eps", "activation"),
     "attention": ("dtype", "scale", "dropout"),
-    "linear_residual": ("x_dtype", "w_dtype", "y_dtype", "dropout", "path"),
-    "mlp": ("x_dtype", "w_dtype", "eps", "activation", "dropout", "path"),
-    "patch_embed": ("image_dtype", "w_dtype", "dropout"),
+    "linear_residual": ("x_dtype", "w_dtype", "y_dtype", "packed", "dropout", "path"),
+    "mlp": ("x_dtype", "w_dtype", "packed", "eps", "activation", "dropout", "path"),
+    "patch_embed": ("image_dtype", "w_dtype", "packed", "dropout"),
 }
 
 
@@ -123,6 +123,8 @@ def valid(rng: random.Random, name: str) -> dict[str, object]:
 def _other(rng: random.Random, name: str) -> object:
     if name.endswith("dtype"):
         return _C.DType.u8 if name == "image_dtype" and rng.random() < 0.3 else _C.DType.f32
+    if name == "packed":
+        return rng.random() < 0.3  # the memory is larger than any panels of these sizes
     if name == "activation":
         return rng.choice(list(_C.Activation.__members__.values()))
     if name in ("dropout", "path"):

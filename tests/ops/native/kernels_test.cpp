@@ -5,6 +5,7 @@
 
 #include "checks.hpp"
 #include "cpu/arena.hpp"
+#include "cpu/packed.hpp"
 
 using namespace vitkern;
 using namespace native_test;
@@ -61,59 +62,60 @@ void test_layernorm(const Case& c, int64_t M, int64_t D) {
   check(c.name("layernorm"), y, normalised(x, w, b, M, D, 1e-6));
 }
 
-void test_norm_linear(const Case& c, int64_t M, int64_t K, int64_t N) {
+// A weight as an operator takes it: as it is, or in panels, from which it must come back.
+struct Operand {
+  std::unique_ptr<Packed> panels;
+  const void* at;
+
+  Operand(const Case& c, Array& w, int64_t N, int64_t K, bool packed) : at(w.data()) {
+    if (!packed) return;
+    panels = std::make_unique<Packed>(operator_layout(c.isa, c.dtype), c.dtype, at, N, K);
+    at = panels->panels();
+    Array back(c.dtype, N * K, false);
+    expect(panels->unpack(c.dtype, back.data()) && back.f == w.f && back.h == w.h,
+           c.name("unpack"));
+  }
+};
+
+void test_norm_linear(const Case& c, int64_t M, int64_t K, int64_t N, bool packed) {
   Array x(c.dtype, M * K), nw(DType::f32, K), nb(DType::f32, K), w(c.dtype, N * K),
       b(DType::f32, N);
   Array y(c.dtype, M * N, false), pre(c.dtype, M * N, false), stats(DType::f32, 2 * M, false);
-  norm_linear(
-      c.isa, {c.threads, c.dtype, c.dtype, x.data(), nw.f.data(), nb.f.data(), w.data(), b.f.data(),
-              y.data(), stats.f.data(), pre.data(), M, K, N, K, 1e-6f, Activation::gelu});
+  const Operand weight(c, w, N, K, packed);
+  norm_linear(c.isa, {c.threads, c.dtype, c.dtype, x.data(), nw.f.data(), nb.f.data(), weight.at,
+                      packed, b.f.data(), y.data(), stats.f.data(), pre.data(), M, K, N, K, 1e-6f,
+                      Activation::gelu});
   Doubles want = matmul(normalised(x, nw, nb, M, K, 1e-6), w, b, M, N, K);
   check(c.name("norm_linear pre"), pre, want);
   for (double& v : want) v = gelu(v);
   check(c.name("norm_linear"), y, want);
 }
 
-void test_linear_residual(const Case& c, int64_t B, int64_t S, int64_t K, int64_t N) {
+void test_linear_residual(const Case& c, int64_t B, int64_t S, int64_t K, int64_t N, bool packed) {
   const int64_t M = B * S;
   Array x(c.dtype, M * K), w(c.dtype, N * K), b(DType::f32, N), r(c.dtype, M * N), g(DType::f32, N);
   Array y(c.dtype, M * N, false);
-  linear_residual(c.isa, {c.threads, c.dtype, c.dtype, c.dtype, x.data(), w.data(), b.f.data(),
-                          r.data(), g.f.data(), y.data(), B, S, K, N, K, N, kOff, kOff});
+  const Operand weight(c, w, N, K, packed);
+  linear_residual(c.isa,
+                  {c.threads, c.dtype, c.dtype, c.dtype, x.data(), weight.at, packed, b.f.data(),
+                   r.data(), g.f.data(), y.data(), B, S, K, N, K, N, kOff, kOff});
   Doubles want = matmul(x, w, b, M, N, K);
   for (int64_t i = 0; i < M * N; ++i) want[i] = r[i] + g[i % N] * want[i];
   check(c.name("linear_residual"), y, want);
 }
 
-void test_mlp(const Case& c, int64_t B, int64_t S, int64_t D, int64_t F) {
+void test_mlp(const Case& c, int64_t B, int64_t S, int64_t D, int64_t F, bool packed) {
   const int64_t M = B * S;
   Array x(c.dtype, M * D), nw(DType::f32, D), nb(DType::f32, D), w1(c.dtype, F * D),
       b1(DType::f32, F);
   Array w2(c.dtype, D * F), b2(DType::f32, D), g(DType::f32, D), y(c.dtype, M * D, false);
   Array stats(DType::f32, 2 * M, false), pre(c.dtype, M * F, false);
-  mlp(c.isa, {c.threads,
-              c.dtype,
-              c.dtype,
-              x.data(),
-              nw.f.data(),
-              nb.f.data(),
-              w1.data(),
-              b1.f.data(),
-              w2.data(),
-              b2.f.data(),
-              g.f.data(),
-              y.data(),
-              stats.f.data(),
-              pre.data(),
-              B,
-              S,
-              D,
-              F,
-              D,
-              1e-6f,
-              Activation::gelu,
-              kOff,
-              kOff});
+  const Operand up(c, w1, F, D, packed), down(c, w2, D, F, packed);
+  mlp(c.isa,
+      {c.threads,        c.dtype, c.dtype, x.data(),    nw.f.data(), nb.f.data(), up.at,
+       b1.f.data(),      down.at, packed,  b2.f.data(), g.f.data(),  y.data(),    stats.f.data(),
+       pre.data(),       B,       S,       D,           F,           D,           1e-6f,
+       Activation::gelu, kOff,    kOff});
   Doubles hidden = matmul(normalised(x, nw, nb, M, D, 1e-6), w1, b1, M, F, D);
   for (double& v : hidden) v = gelu(v);
   Doubles want = matmul(hidden, w2, b2, M, D, F);
@@ -170,16 +172,18 @@ void test_attention(const Case& c, int64_t B, int64_t S, int64_t H, int64_t E) {
 }
 
 void test_patch_embed(const Case& c, int64_t B, int64_t C, int64_t Y, int64_t X, int64_t p,
-                      int64_t D, int64_t T) {
+                      int64_t D, int64_t T, bool packed) {
   const int64_t gx = X / p, patches = Y / p * gx, P = C * p * p, S = T + patches;
   Array image(c.dtype, B * C * Y * X), w(c.dtype, D * P), b(DType::f32, D),
       prefix(DType::f32, T * D);
   Array position(DType::f32, patches * D), y(c.dtype, B * S * D, false);
+  const Operand weight(c, w, D, P, packed);
   patch_embed(c.isa, {c.threads,
                       c.dtype,
                       c.dtype,
                       image.data(),
-                      w.data(),
+                      weight.at,
+                      packed,
                       b.f.data(),
                       prefix.f.data(),
                       position.f.data(),
@@ -252,20 +256,25 @@ int main() {
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const int threads : {1, 3}) {
         const Case c{isa_named(isa), dtype, threads};
-        for (const int64_t M : {0, 1, 17, 45}) {
+        for (const int64_t M : {0, 1, 17, 45})
           for (const int64_t D : {1, 15, 33, 130}) test_layernorm(c, M, D);
-          test_norm_linear(c, M, 19, 37);
-          test_norm_linear(c, M, 300, 3);
-        }
         for (const int64_t B : {0, 1, 3}) {
-          test_linear_residual(c, B, 11, 67, 35);
-          test_mlp(c, B, 9, 21, 70);
           test_attention(c, B, 13, 2, 5);
-          test_patch_embed(c, B, 2, 9, 6, 3, 35, 2);
           test_engine(c, B);
         }
+        for (const bool packed : {false, true}) {
+          for (const int64_t M : {0, 1, 17, 45}) {
+            test_norm_linear(c, M, 19, 37, packed);
+            test_norm_linear(c, M, 300, 3, packed);
+          }
+          for (const int64_t B : {0, 1, 3}) {
+            test_linear_residual(c, B, 11, 67, 35, packed);
+            test_mlp(c, B, 9, 21, 70, packed);
+            test_patch_embed(c, B, 2, 9, 6, 3, 35, 2, packed);
+          }
+        }
         test_attention(c, 1, 290, 1, 40);
-        test_patch_embed(c, 1, 1, 5, 5, 5, 1, 0);
+        test_patch_embed(c, 1, 1, 5, 5, 5, 1, 0, false);
         test_engine(c, 7);
         test_calibrate(c);
         test_refusals(c);

@@ -1,0 +1,44 @@
+#include "packed.hpp"
+
+namespace vitkern {
+namespace {
+
+size_t panel_bytes(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K) {
+  size_t bytes = 0;
+  Precision alike{};
+  pack(layout.isa, {layout.precision, dtype, weight, nullptr, N, K, &bytes, &alike});
+  return bytes;
+}
+
+}  // namespace
+
+Layout engine_layout(Isa isa, Precision precision) {
+  size_t bytes = 0;
+  Layout layout{engine_isa(isa, precision), precision};
+  pack(layout.isa, {precision, DType::f32, nullptr, nullptr, 0, 0, &bytes, &layout.precision});
+  return layout;
+}
+
+Layout operator_layout(Isa isa, DType weight) {
+  const Precision precision = weight == DType::f32 ? Precision::fp32 : Precision::bf16;
+  return engine_layout(operators_isa(isa), precision);
+}
+
+Packed::Packed(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K)
+    : layout_(layout),
+      N_(N),
+      K_(K),
+      bytes_(panel_bytes(layout, dtype, weight, N, K)),
+      memory_(bytes_) {
+  size_t bytes = 0;
+  Precision alike{};
+  pack(layout.isa, {layout.precision, dtype, weight, memory_.data(), N, K, &bytes, &alike});
+}
+
+bool Packed::unpack(DType dtype, void* weight) const {
+  bool known = false;
+  vitkern::unpack(layout_.isa, {layout_.precision, dtype, panels(), weight, N_, K_, &known});
+  return known;
+}
+
+}  // namespace vitkern

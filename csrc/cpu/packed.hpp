@@ -1,0 +1,40 @@
+// A weight in the panels that the GEMM of an instruction set reads: packed once, then shared by the
+// engines and the operators that compute with it.
+#pragma once
+#include <memory>
+
+#include "arena.hpp"
+#include "dispatch.hpp"
+
+namespace vitkern {
+
+// Equal layouts are the same panels, bit by bit.
+struct Layout {
+  Isa isa;              // whose kernels read the panels
+  Precision precision;  // the first one of those that read these
+  bool operator==(const Layout&) const = default;
+};
+Layout engine_layout(Isa isa, Precision precision);
+Layout operator_layout(Isa isa, DType weight);
+
+class Packed {
+ public:
+  Packed(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K);
+  // Writes (N, K) elements; or nothing, and returns false, where the panels do not hold the values.
+  bool unpack(DType dtype, void* weight) const;
+
+  const Layout& layout() const { return layout_; }
+  const void* panels() const { return memory_.data(); }
+  size_t bytes() const { return bytes_; }
+  int64_t N() const { return N_; }
+  int64_t K() const { return K_; }
+
+ private:
+  Layout layout_;
+  int64_t N_, K_;
+  size_t bytes_;
+  Pages memory_;
+};
+using PackedPtr = std::shared_ptr<const Packed>;
+
+}  // namespace vitkern
