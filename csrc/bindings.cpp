@@ -73,11 +73,13 @@ PYBIND11_MODULE(_C, m) {
   py::enum_<DType>(m, "DType")
       .value("f32", DType::f32)
       .value("bf16", DType::bf16)
-      .value("u8", DType::u8);
+      .value("u8", DType::u8)
+      .value("i8", DType::i8);
   py::enum_<Precision>(m, "Precision")
       .value("fp32", Precision::fp32)
       .value("tf32", Precision::tf32)
-      .value("bf16", Precision::bf16);
+      .value("bf16", Precision::bf16)
+      .value("int8", Precision::int8);
   py::enum_<Activation>(m, "Activation")
       .value("none", Activation::none)
       .value("gelu", Activation::gelu)
@@ -156,12 +158,15 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init([](const std::string& isa, const py::kwargs& kw) {
         return std::make_shared<Engine>(isa_named(isa), from_keywords<EngineConfig>(kw));
       }))
-      .def("set_matrix",
-           [](const EnginePtr& e, const std::string& name, DType dtype, Address data, int64_t N,
-              int64_t K) {
-             const py::gil_scoped_release unlocked;
-             e->set_matrix(name, dtype, at<const void>(data), N, K);
-           })
+      .def(
+          "set_matrix",
+          [](const EnginePtr& e, const std::string& name, DType dtype, Address data, int64_t N,
+             int64_t K, Address scales) {
+            const py::gil_scoped_release unlocked;
+            e->set_matrix(name, dtype, at<const void>(data), N, K, at<const float>(scales));
+          },
+          py::arg("name"), py::arg("dtype"), py::arg("data"), py::arg("N"), py::arg("K"),
+          py::arg("scales") = Address{0})
       .def("set_packed", [](const EnginePtr& e, const std::string& name,
                             const PackedHolder& matrix) { e->set_packed(name, matrix); })
       .def("set_vector", [](const EnginePtr& e, const std::string& name, Address data,

@@ -18,11 +18,13 @@ class DType(_Enum):
     f32: Final[DType]
     bf16: Final[DType]
     u8: Final[DType]
+    i8: Final[DType]
 
 class Precision(_Enum):
     fp32: Final[Precision]
     tf32: Final[Precision]
     bf16: Final[Precision]
+    int8: Final[Precision]
 
 class Activation(_Enum):
     none: Final[Activation]
@@ -69,7 +71,9 @@ class Engine:
     """A ViT's packed weights; forward() may run in several threads at once."""
 
     def __init__(self, isa: str, /, **config: Any) -> None: ...
-    def set_matrix(self, name: str, dtype: DType, data: int, N: int, K: int, /) -> None: ...
+    def set_matrix(
+        self, name: str, dtype: DType, data: int, N: int, K: int, scales: int = 0
+    ) -> None: ...
     def set_packed(self, name: str, matrix: Packed, /) -> None: ...
     def set_vector(self, name: str, data: int, n: int, /) -> None: ...
     def finish(self) -> None: ...

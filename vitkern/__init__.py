@@ -15,11 +15,22 @@ if TYPE_CHECKING:
     from .acceleration import accelerate
     from .config import ViTConfig
     from .model import ViT
+    from .packed_file import load_packed, save_packed
+    from .quantisation import quantise
 
 __version__ = "0.1.0"
-__all__ = ["ViT", "ViTConfig", "__version__", "accelerate"]
+__all__ = [
+    "ViT", "ViTConfig", "__version__", "accelerate", "load_packed", "quantise", "save_packed",
+]  # fmt: skip
 
-_HOME = {"ViT": "model", "ViTConfig": "config", "accelerate": "acceleration"}
+_HOME = {
+    "ViT": "model",
+    "ViTConfig": "config",
+    "accelerate": "acceleration",
+    "load_packed": "packed_file",
+    "quantise": "quantisation",
+    "save_packed": "packed_file",
+}
 
 
 def __getattr__(name: str) -> Any:

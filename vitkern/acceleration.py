@@ -14,7 +14,7 @@ def accelerate(model: nn.Module, precision: str | None = None) -> ViT:
     """A `vitkern.ViT` in eval mode with the parameters of `model`, a `vitkern.ViT` or a timm ViT.
 
     The parameters are shared, not copied: what an optimizer does to `model` shows in the result,
-    whose engine packs them again. precision: "fp32", "tf32" or "bf16", for the matmuls;
+    whose engine packs them again. precision: "fp32", "tf32", "bf16" or "int8", for the matmuls;
     None is the model's own dtype. A model that vitkern cannot express, or that has hooks or foreign
     modules, is refused.
     """

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.utils import _python_dispatch
 
 from .config import ViTConfig
 from .engines import Unpackable
-from .precision import CHOICES, PRECISIONS, name_of, torch_allows_tf32
+from .precision import CHOICES, ON_CPU_ENGINE, PRECISIONS, name_of, torch_allows_tf32
 
 if TYPE_CHECKING:
     from .engines.base import Engine
@@ -53,7 +53,7 @@ def choose(model: ViT, image: Tensor, want: str) -> Route:
         try:
             route.engine = model.engines.ready(route.precision)
         except Unpackable as error:
-            return _without_engine(model.path, str(error).removeprefix("ViT: "))
+            return _without_engine(model, str(error).removeprefix("ViT: "))
         if asked is not None and route.structure is not None:
             route.structure.remember(asked, route.precision)
     return route
@@ -93,6 +93,8 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
     weight: the parameter whose dtype and device are the model's.
     """
     forced = model.path
+    if model.precision in ON_CPU_ENGINE and forced in ("fused", "reference"):
+        _refuse_precision(model, f'model.path is "{forced}"')
     if forced == "reference":
         return Route("reference", 'model.path is "reference"')
     compiling = torch.compiler.is_compiling()
@@ -111,6 +113,8 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
             raise RuntimeError(
                 f"ViT: path {forced!r} is impossible: {reason}; set model.path = 'auto'"
             )
+        if model.precision in ON_CPU_ENGINE:
+            _refuse_precision(model, reason)
         return Route("reference", reason)
     if forced == "fused":
         return Route("fused", 'model.path is "fused"')
@@ -123,12 +127,21 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
         precision = precision_of(model, weight)
         reason = "" if image is None else model.engines.why_not(image, precision)
     if reason:
-        return _without_engine(forced, reason)
+        return _without_engine(model, reason)
     return Route("engine", NOTHING_IN_THE_WAY, precision, structure=structure)
 
 
-def _without_engine(forced: str, reason: str) -> Route:
-    if forced == "engine":
+def _refuse_precision(model: ViT, reason: str) -> NoReturn:
+    raise RuntimeError(
+        f"ViT: precision {model.precision!r} is of the packed CPU engine only, which cannot serve"
+        f" this call: {reason}. Or set model.precision = None, or one of {', '.join(CHOICES)}"
+    )
+
+
+def _without_engine(model: ViT, reason: str) -> Route:
+    if model.precision in ON_CPU_ENGINE:
+        _refuse_precision(model, reason)
+    if model.path == "engine":
         raise RuntimeError(f"ViT: path 'engine' is impossible: {reason}; set model.path = 'auto'")
     return Route("fused", reason)
 
@@ -190,6 +203,8 @@ def _not_now(model: ViT, image: Tensor | None) -> str:
 def compute_dtype(model: ViT, weight: Tensor | None = None) -> torch.dtype | None:
     """What matrices are cast to: autocast's dtype, `model.precision`'s, or None (as they are)."""
     weight = model.patch_embed_weight if weight is None else weight
+    if model.precision in ON_CPU_ENGINE:
+        return None
     if autocast(weight):
         dtype = torch.get_autocast_dtype(device_type(weight))
     elif model.precision is None:
@@ -219,6 +234,8 @@ def device_type(tensor: Tensor) -> str:
 def precision_of(model: ViT, weight: Tensor | None = None) -> str:
     """The precision of the next forward, by its name in precision.py."""
     weight = model.patch_embed_weight if weight is None else weight
+    if model.precision in ON_CPU_ENGINE:
+        return model.precision
     dtype, chosen = compute_dtype(model, weight) or weight.dtype, model.precision
     if chosen is not None and PRECISIONS[chosen].dtype == dtype:
         return chosen
@@ -238,7 +255,7 @@ def explain(model: ViT, image: Tensor | None) -> str:
     route = decide(model, image, "logits", weight)
     if route.path == "engine" and image is not None:
         reason = model.engines.unpackable(route.precision)
-        route = _without_engine(model.path, reason) if reason else route
+        route = _without_engine(model, reason) if reason else route
     where = "GPU" if model.device.type == "cuda" else "CPU"
     what = {
         "engine": f"packed {where} engine, the whole forward",

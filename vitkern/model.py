@@ -326,7 +326,7 @@ class ViT(TimmApi):
 
     @property
     def precision(self) -> str | None:
-        """What matrices are multiplied in: "fp32", "tf32", "bf16", or None: its dtype."""
+        """What matrices are multiplied in: "fp32", "tf32", "bf16", "int8", or None: its dtype."""
         return self._precision
 
     @precision.setter

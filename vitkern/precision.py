@@ -33,6 +33,8 @@ PRECISIONS = {
 # What `model.precision` may be: the ones that every device has. A model held in another dtype
 # computes in that.
 CHOICES = ("fp32", "tf32", "bf16")
+# Integers (int8.py), which only the packed engine of a CPU has, for inference.
+ON_CPU_ENGINE = {row.name: row for row in (Precision("int8", torch.int8, 2**-7),)}
 
 
 # The most exact precision whose matrices have a dtype; float64 has references only.
@@ -51,6 +53,7 @@ def torch_allows_tf32() -> bool:
 
 
 def check_choice(owner: str, precision: str | None) -> None:
-    """A ValueError unless `precision` is one of CHOICES, or None: the model's own dtype."""
-    if precision is not None and precision not in CHOICES:
-        raise ValueError(f"{owner} must be {', '.join(CHOICES)} or None, not {precision!r}")
+    """A ValueError unless it can be a model's precision, or None: the model's own dtype."""
+    known = (*CHOICES, *ON_CPU_ENGINE)
+    if precision is not None and precision not in known:
+        raise ValueError(f"{owner} must be {', '.join(known)} or None, not {precision!r}")

@@ -33,6 +33,11 @@ template <int c, int a, int b>
 inline void tile_dot() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(c), "n"(a), "n"(b));
 }
+// c (16, 16) int32 += a (16, 64) u8 times b (64, 16) s8, fours of b's rows interleaved
+template <int c, int a, int b>
+inline void tile_dot_bytes() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(c), "n"(a), "n"(b));
+}
 
 struct TileConfig {
   uint8_t palette, start_row, reserved[14];

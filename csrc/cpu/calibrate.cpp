@@ -48,7 +48,25 @@ struct Factors {
   }
 };
 
-#if !defined(VITKERN_INT16) && !defined(VITKERN_AMX)
+#if defined(VITKERN_INT8)
+
+// A tile of the engine's own on a block of bytes: any bits will do.
+int64_t multiply_bytes(const Factors& f, Vec& total) {
+  constexpr int64_t kSteps = sizeof(f.b) / kNR / kRowBytes * kRowBytes;
+  alignas(64) float c[kTileRows * kNR];
+  for (int64_t pass = 0; pass < kPasses; ++pass)
+    multiply_rows(kTileRows, {.a = reinterpret_cast<const char*>(f.a),
+                              .a_stride = 0,
+                              .block = reinterpret_cast<const char*>(f.b),
+                              .steps = kSteps,
+                              .c = c,
+                              .add = false,
+                              .ahead = {}});
+  total = total + Vec::load(c);
+  return kPasses * kTileRows * kNR * kSteps * 2;
+}
+
+#elif !defined(VITKERN_INT16) && !defined(VITKERN_AMX)
 
 // kPasses passes over the factors; returns their flops. The sums go into `total`, so that the
 // compiler leaves no multiply-add out.
@@ -181,7 +199,9 @@ void calibrate(const calibrate_args& a) {
   run_team(a.threads, [&](const Team& team) {
     if (!a.data) {
       const Factors factors(static_cast<uint32_t>(2 * team.rank));
-#if defined(VITKERN_AMX)
+#if defined(VITKERN_INT8)
+      const auto pass = [&](Vec& total) { return multiply_bytes(factors, total); };
+#elif defined(VITKERN_AMX)
       const TileFactors tiles(factors);
       const int terms = terms_of(a.precision), pairs = terms * (terms + 1) / 2;
       const auto pass = [&](Vec&) { return multiply_tiles(tiles) / pairs; };

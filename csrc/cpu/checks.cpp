@@ -11,6 +11,8 @@ constexpr double kMostSeconds = 60;
 // tiles and in three terms, is still counted in 64 bits.
 constexpr int64_t kMostBytes = int64_t{1} << 43;
 constexpr int64_t kFloat = sizeof(float);
+// Steps whose sum fits into 32 bits whatever the integers are: 255 * 127 * K < 2^31.
+constexpr int64_t kMostQuantised = 66311;
 
 }  // namespace
 
@@ -176,8 +178,16 @@ void check(const patch_embed_args& a) {
 void check(const pack_args& a) {
   const Check c("pack");
   c.precision(a.precision);
-  c.dtype("dtype", a.dtype);
   c.size("N", a.N), c.size("K", a.K);
+  if (a.precision == Precision::int8) {
+    if (a.dtype != DType::i8) c.refuse("dtype must be i8 where the precision is int8");
+    if (a.K > kMostQuantised)
+      c.refuse("K is " + std::to_string(a.K) + ", sums of int8 are exact up to " +
+               std::to_string(kMostQuantised));
+    c.array("scales", a.scales, kFloat, {a.N});
+  } else {
+    c.dtype("dtype", a.dtype);
+  }
   c.array("weight", a.weight, bytes_of(a.dtype), {a.N, a.K});
   if (!a.bytes || !a.layout) c.refuse("bytes or layout is null");
 }

@@ -40,7 +40,7 @@ class Check {
   void dtype(const char* name, DType value) const { choice(name, value, DType::bf16); }
   void image_dtype(DType value) const { choice("image_dtype", value, DType::u8); }
   void activation(Activation value) const { choice("activation", value, Activation::tanh); }
-  void precision(Precision value) const { choice("precision", value, Precision::bf16); }
+  void precision(Precision value) const { choice("precision", value, Precision::int8); }
   void pool(Pool value) const { choice("pool", value, Pool::mean); }
   void pixels(const float* mean, const float* std, int64_t channels) const;
 

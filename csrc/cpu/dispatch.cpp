@@ -74,6 +74,9 @@ bool pairs_in_two_pipes(const std::string& vendor, unsigned family, unsigned mod
 #define VITKERN_INSTRUCTION_SET(set, base, machine, needs, flags) \
   namespace set {                                                 \
   extern const Kernels kernels;                                   \
+  }                                                               \
+  namespace set##_int8 {                                          \
+    extern const Kernels kernels;                                 \
   }
 #include "isas.inc"
 
@@ -83,6 +86,7 @@ struct IsaRow {
   Isa isa, base;
   const char* name;
   const Kernels* kernels;  // null: not in this build
+  const Kernels* int8;     // the engine's for that precision
   bool runs_here;
   bool pays;  // is faster than its base: else it runs only where it is asked for by name
 };
@@ -93,12 +97,12 @@ const std::vector<IsaRow>& isa_rows() {
   static const std::vector<IsaRow> rows = [] {
     std::vector<IsaRow> made;
 // CMakeLists.txt defines VITKERN_HAVE_<set> as 1 or 0: what was not compiled must not be named.
-#define VITKERN_INSTRUCTION_SET(set, base, machine, needs, flags)             \
-  if constexpr (VITKERN_HAVE_##set)                                           \
-    made.push_back({Isa::set, Isa::base, #set, &set::kernels, cpu_has(needs), \
-                    Isa::set != Isa::avx2_int16 || integers_pay()});          \
-  else                                                                        \
-    made.push_back({Isa::set, Isa::base, #set, nullptr, false, false});
+#define VITKERN_INSTRUCTION_SET(set, base, machine, needs, flags)                    \
+  if constexpr (VITKERN_HAVE_##set)                                                  \
+    made.push_back({Isa::set, Isa::base, #set, &set::kernels, &set##_int8 ::kernels, \
+                    cpu_has(needs), Isa::set != Isa::avx2_int16 || integers_pay()}); \
+  else                                                                               \
+    made.push_back({Isa::set, Isa::base, #set, nullptr, nullptr, false, false});
 #include "isas.inc"
     return made;
   }();
@@ -126,6 +130,7 @@ const IsaRow& row_named(const std::string& name, const char* origin) {
 const Kernels& operators_of(Isa isa) { return *row_of(operators_isa(isa)).kernels; }
 
 const Kernels& engine_of(Isa isa, Precision precision) {
+  if (precision == Precision::int8) return *row_of(isa).int8;
   return *row_of(engine_isa(isa, precision)).kernels;
 }
 
@@ -134,7 +139,8 @@ const Kernels& engine_of(Isa isa, Precision precision) {
 Isa operators_isa(Isa isa) { return row_of(isa).base; }
 
 Isa engine_isa(Isa isa, Precision precision) {
-  return precision == Precision::bf16 ? isa : operators_isa(isa);
+  const bool own = precision == Precision::bf16 || precision == Precision::int8;
+  return own ? isa : operators_isa(isa);
 }
 
 std::vector<std::string> available_isas() {

@@ -35,13 +35,13 @@ void Engine::check_open() const {
 }
 
 void Engine::set_matrix(const std::string& name, DType dtype, const void* data, int64_t N,
-                        int64_t K) {
+                        int64_t K, const float* scales) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_open();
   }
   const Layout layout = engine_layout(isa_, config_.precision);
-  set_packed(name, std::make_shared<Packed>(layout, dtype, data, N, K));
+  set_packed(name, std::make_shared<Packed>(layout, dtype, data, N, K, scales));
 }
 
 void Engine::set_packed(const std::string& name, PackedPtr matrix) {

@@ -30,7 +30,8 @@ using Biases = std::vector<const float*>;
 class Engine {
  public:
   Engine(Isa isa, const EngineConfig& config);
-  void set_matrix(const std::string& name, DType dtype, const void* data, int64_t N, int64_t K);
+  void set_matrix(const std::string& name, DType dtype, const void* data, int64_t N, int64_t K,
+                  const float* scales = nullptr);              // (N) of i8
   void set_packed(const std::string& name, PackedPtr matrix);  // in this engine's layout
   void set_vector(const std::string& name, const float* data, int64_t n);
   void finish();  // throws std::invalid_argument for a missing, misshapen or unknown weight

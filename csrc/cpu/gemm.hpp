@@ -26,6 +26,7 @@ struct Weights {
   const Weights* next = nullptr;          // packed, and read after these: AMX prefetches them
   int64_t first_row = 0, first_step = 0;  // of the part: multiples of kNR and of 32
   int64_t pitch = K;
+  const float* scales = nullptr;  // (N) of int8 that are not packed
 
   Weights part(int64_t row, int64_t rows, int64_t step, int64_t steps) const {
     Weights w = *this;
@@ -57,15 +58,25 @@ struct Result {
 
 #if defined(VITKERN_AMX)
 #include "tiles_amx.hpp"
-#elif defined(VITKERN_INT16)
-#include "tiles_int16.hpp"
 #else
 #include "tiles_fma.hpp"
+#endif
+#if defined(VITKERN_INT8)  // of any instruction set
+#include "tiles_int8.hpp"
+#elif defined(VITKERN_INT16)
+#include "tiles_int16.hpp"
 #endif
 
 namespace {
 
+#if defined(VITKERN_INT8)
+using namespace int8_tiles;
 #if defined(VITKERN_AMX)
+namespace head_tiles = amx_tiles;
+#else
+namespace head_tiles = fma_tiles;
+#endif
+#elif defined(VITKERN_AMX)
 using namespace amx_tiles;
 namespace head_tiles = amx_tiles;
 #elif defined(VITKERN_INT16)

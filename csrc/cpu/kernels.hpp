@@ -6,7 +6,7 @@
 
 namespace vitkern {
 
-enum class DType : int32_t { f32, bf16, u8 };
+enum class DType : int32_t { f32, bf16, u8, i8 };
 // How matmuls are computed. Accumulators and everything between matmuls are fp32.
 enum class Precision : int32_t {
   // fp32 multiply-adds; on AMX three bf16 terms for each element, six GEMMs of them.
@@ -16,6 +16,9 @@ enum class Precision : int32_t {
   // bf16's error or less: both factors rounded to bf16 on AMX, to integers with a scale where they
   // are faster (tiles_int16.hpp); elsewhere as fp32.
   bf16,
+  // Both factors 8-bit integers with a scale for each row (tiles_int8.hpp), compiled for every set
+  // under a name of its own; attention as in bf16.
+  int8,
 };
 enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
 
@@ -36,12 +39,14 @@ struct Dropout {  // philox.hpp; off when threshold is 0
 #undef STRUCT
 
 // A weight (N, K) as the GEMM wants it: panels of kNR columns, the last one padded with zeros;
-// their order is the instruction set's (tiles_fma.hpp, tiles_int16.hpp, terms_amx.hpp).
+// their order is the instruction set's (tiles_fma.hpp, tiles_int16.hpp, tiles_int8.hpp,
+// terms_amx.hpp).
 struct pack_args {
   Precision precision;
-  DType dtype;         // of weight
-  const void* weight;  // (N, K)
-  void* panels;        // (bytes); null only asks for bytes and layout
+  DType dtype;          // of weight: i8 where the precision is int8
+  const void* weight;   // (N, K)
+  const float* scales;  // (N) of i8, else null
+  void* panels;         // (bytes); null only asks for bytes and layout
   int64_t N, K;
   size_t* bytes;      // size of the panels
   Precision* layout;  // the first precision whose panels are the same, bit by bit

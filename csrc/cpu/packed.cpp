@@ -6,7 +6,7 @@ namespace {
 size_t panel_bytes(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K) {
   size_t bytes = 0;
   Precision alike{};
-  pack(layout.isa, {layout.precision, dtype, weight, nullptr, N, K, &bytes, &alike});
+  pack(layout.isa, {layout.precision, dtype, weight, nullptr, nullptr, N, K, &bytes, &alike});
   return bytes;
 }
 
@@ -15,7 +15,8 @@ size_t panel_bytes(const Layout& layout, DType dtype, const void* weight, int64_
 Layout engine_layout(Isa isa, Precision precision) {
   size_t bytes = 0;
   Layout layout{engine_isa(isa, precision), precision};
-  pack(layout.isa, {precision, DType::f32, nullptr, nullptr, 0, 0, &bytes, &layout.precision});
+  const DType plain = precision == Precision::int8 ? DType::i8 : DType::f32;
+  pack(layout.isa, {precision, plain, nullptr, nullptr, nullptr, 0, 0, &bytes, &layout.precision});
   return layout;
 }
 
@@ -24,7 +25,8 @@ Layout operator_layout(Isa isa, DType weight) {
   return engine_layout(operators_isa(isa), precision);
 }
 
-Packed::Packed(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K)
+Packed::Packed(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K,
+               const float* scales)
     : layout_(layout),
       N_(N),
       K_(K),
@@ -32,7 +34,7 @@ Packed::Packed(const Layout& layout, DType dtype, const void* weight, int64_t N,
       memory_(bytes_) {
   size_t bytes = 0;
   Precision alike{};
-  pack(layout.isa, {layout.precision, dtype, weight, memory_.data(), N, K, &bytes, &alike});
+  pack(layout.isa, {layout.precision, dtype, weight, scales, memory_.data(), N, K, &bytes, &alike});
 }
 
 bool Packed::unpack(DType dtype, void* weight) const {

@@ -19,7 +19,8 @@ Layout operator_layout(Isa isa, DType weight);
 
 class Packed {
  public:
-  Packed(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K);
+  Packed(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K,
+         const float* scales = nullptr);  // (N) of i8
   // Writes (N, K) elements; or nothing, and returns false, where the panels do not hold the values.
   bool unpack(DType dtype, void* weight) const;
 

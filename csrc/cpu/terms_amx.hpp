@@ -19,7 +19,7 @@ constexpr int64_t kSteps = 32;                  // of K in a tile
 constexpr int64_t kPairBytes = 2 * kTileBytes;  // two tiles side by side, or one above the other
 
 constexpr int terms_of(Precision p) {
-  return p == Precision::bf16 ? 1 : p == Precision::tf32 ? 2 : 3;
+  return p == Precision::fp32 ? 3 : p == Precision::tf32 ? 2 : 1;  // int8: in attention only
 }
 
 // ---- Elements as sums of bf16 terms ----------------------------------------------

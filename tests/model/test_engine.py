@@ -138,7 +138,7 @@ def test_elements_of_any_magnitude_keep_their_bits(isa, power, images):
 
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf")))
-@pytest.mark.parametrize("precision", CHOICES)
+@pytest.mark.parametrize("precision", (*CHOICES, "int8"))
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_an_image_with_a_bad_pixel_spoils_itself_only(isa, precision, bad, images):
     engine = CpuEngine(tiny(), precision, isa=isa)
@@ -149,7 +149,7 @@ def test_an_image_with_a_bad_pixel_spoils_itself_only(isa, precision, bad, image
     assert torch.equal(got[[0, 1, 3, 4, 5, 6]], good[[0, 1, 3, 4, 5, 6]])
 
 
-@pytest.mark.parametrize("precision", CHOICES)
+@pytest.mark.parametrize("precision", (*CHOICES, "int8"))
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_the_class_row_alone_has_the_bits_of_all_rows(isa, precision, images):
     """The last block computes one row of each image when only that one is pooled."""
@@ -158,7 +158,7 @@ def test_the_class_row_alone_has_the_bits_of_all_rows(isa, precision, images):
     assert torch.equal(engine.logits(images), engine.tokens(images)[:, 0])
 
 
-@pytest.mark.parametrize("precision", CHOICES)
+@pytest.mark.parametrize("precision", (*CHOICES, "int8"))
 @pytest.mark.parametrize("isa", cpu.isas())
 def test_a_batch_gives_the_bits_of_its_images(isa, precision, images):
     """Whatever the batch size and the number of threads."""

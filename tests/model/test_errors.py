@@ -163,8 +163,8 @@ def test_impossible_path_is_refused():
     model = tiny()
     with pytest.raises(ValueError, match="must be one of auto, engine, fused, reference"):
         model.path = "fast"
-    with pytest.raises(ValueError, match="must be fp32, tf32, bf16 or None"):
-        model.precision = "int8"
+    with pytest.raises(ValueError, match="must be fp32, tf32, bf16, int8 or None"):
+        model.precision = "int4"
     model.path = "engine"
     with pytest.raises(RuntimeError, match="path 'engine' is impossible: gradients are enabled"):
         model(picture(model))
@@ -270,7 +270,7 @@ def test_damaged_files_are_refused(tmp_path, capsys):
 
 
 def test_accelerate_refuses_what_it_would_change():
-    with pytest.raises(ValueError, match="precision must be fp32, tf32, bf16 or None"):
+    with pytest.raises(ValueError, match="precision must be fp32, tf32, bf16, int8 or None"):
         vitkern.accelerate(tiny(), "int4")
     with pytest.raises(TypeError, match="expected a ViT, got str"):
         vitkern.accelerate("B/16")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..model import ViT
 
+PRECISIONS = ("fp32", "tf32", "bf16", "int8")
 BATCH = 8  # images a call; more gains nothing on a CPU and costs memory
 LARGEST_NAMES = 64 << 20  # bytes; ImageNet-21k's names are 1 MB
 
@@ -38,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="the variant, where shapes alone do not tell"
     )
-    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument(
         "--top", type=int, default=5, metavar="K", help="answers per image (default 5)"
     )

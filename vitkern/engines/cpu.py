@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _C, cpu, positions
+from .. import _C, cpu, int8, positions
 from .base import Engine, stored
 
 if TYPE_CHECKING:
@@ -49,21 +49,30 @@ class CpuEngine(Engine):
         # Results are made like it: fp32 on the CPU, whatever the defaults are.
         self._result = torch.empty(0, dtype=torch.float32, device="cpu")
         with torch.no_grad():
-            for name, parameter in model.named_parameters(remove_duplicate=False):
-                self._set(name, parameter.detach())
+            if precision == "int8":
+                for name, value in int8.state_of(model).items():
+                    self._set(name, value)
+            else:
+                for name, parameter in model.named_parameters(remove_duplicate=False):
+                    self._set(name, parameter.detach())
             self._pixels = [
                 None if t is None else torch.tensor(t, dtype=torch.float32, device="cpu")
                 for t in (c.mean, c.std)
             ]
         self._native.finish()
 
-    def _set(self, name: str, parameter: Tensor) -> None:
+    def _set(self, name: str, parameter: Tensor | int8.Quantised) -> None:
         """Hand a parameter to C++, which refuses what it does not know."""
         if name in positions.ROWS or name.endswith(".relative_position_bias_table"):
             return  # _of_grid reads them
         if name.startswith(_HEAD) and not self._whole_head:
             return
-        if parameter.ndim == 1:
+        if isinstance(parameter, int8.Quantised):
+            matrix, scales = parameter.integers.flatten(1).contiguous(), parameter.scales
+            N, K = matrix.shape
+            at = matrix.data_ptr(), N, K, scales.data_ptr()
+            self._native.set_matrix(name, _C.DType.i8, *at)
+        elif parameter.ndim == 1:
             vector = cpu.vector(parameter)
             self._native.set_vector(name, vector.data_ptr(), vector.numel())
         else:

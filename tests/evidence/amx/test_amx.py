@@ -58,10 +58,11 @@ def passed(summary: str) -> int:
     [
         (["tests/ops/test_ops.py", "-k", "amx"], 600),
         (["tests/model/test_engine.py", "-k", "amx"], 15),
+        (["tests/model/test_int8.py", "-k", "amx"], 9),
         (["tests/model/test_golden.py", "-k", "logits and engine"], 0),  # skipped without the data
         (["tests/ops/test_shapes.py", "-k", "amx"], 60),
     ],
-    ids=["operators", "engine", "golden", "shapes"],
+    ids=["operators", "engine", "int8", "golden", "shapes"],
 )
 def test_holds_the_contract_on_tiles(on_tiles, tests, least):
     report = on_tiles("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)

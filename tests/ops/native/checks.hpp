@@ -82,4 +82,8 @@ void test_engine(const Case& c, int64_t B);
 void test_refusals(const Case& c);
 void test_fingerprint();
 
+// int8_test.cpp
+void test_int8(const Case& c, int64_t M, int64_t K, int64_t N, bool largest);
+void test_int8_refusals(const Case& c);
+
 }  // namespace native_test

@@ -278,6 +278,9 @@ int main() {
         test_engine(c, 7);
         test_calibrate(c);
         test_refusals(c);
+        for (const int64_t M : {1, 15, 16, 17, 49})
+          for (const int64_t K : {1, 7, 64, 65, 801}) test_int8(c, M, K, M + 16, K == 801);
+        test_int8_refusals(c);
       }
     std::printf("%s: %d checks\n", isa.c_str(), checks - before);
   }

@@ -1,0 +1,215 @@
+// Tiles of 8-bit integer multiply-adds for the engine's int8 precision. Included by gemm.hpp; the
+// loops are in walk.hpp, the multiply-adds in dot_int8.hpp.
+//
+// A row of A is u8: element = scale * (integer - zero), both chosen by its smallest and largest
+// element, so that the hidden rows of a GELU do not spend half of the integers on negative
+// elements that they do not have. A row of W is s8 times one scale, made by
+// vitkern/quantisation.py. For each element of C
+//
+//   c = (sum of integers - zero * sum of W's row) * scale of W's row * scale of A's row
+//
+// where everything in brackets is exact, so that all instruction sets have the same bits.
+//
+// A (M, K)  [row]: [K u8, padded to 64][scale, zero][K floats: the row before it is settled]
+// W (N, K)  [32 columns]: [fours of steps, padded to 64 steps][32 columns][4 s8], then [32 scales],
+//           [32 sums of a column]
+//
+// A row of A with NaN or infinity has the scale NaN, and so has its row of C. A row of W that is
+// not finite comes with the scale NaN.
+#pragma once
+#include "dot_int8.hpp"
+
+namespace {
+namespace int8_tiles {
+
+constexpr int64_t kMaxRows = 384;  // of A's part: 288 KiB of a 512 KiB L2
+constexpr int64_t kBlock = 384;    // steps: 12 KiB of W in L1
+static_assert(kSlab % kBlock == 0 && kBlock % kRowBytes == 0);
+
+#if defined(VITKERN_AMX)
+inline DType row_dtype(Precision) { return DType::bf16; }  // as attention reads them
+#else
+using fma_tiles::row_dtype;
+#endif
+using fma_tiles::group_rows;
+using fma_tiles::hidden_rows;
+inline int64_t hidden_columns(int64_t F) { return F; }  // a row has one scale
+
+inline int64_t gemm_scratch(int64_t M, int64_t, Precision) { return kGroup * kNR * (kSlab + M); }
+
+// The nearest integers of v, which are in 0 .. 255, lane by lane.
+inline void store_bytes(Vec v, uint8_t* out) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v.v)));
+#elif defined(__AVX2__)
+  const __m256i q = _mm256_cvtps_epi32(v.v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(words, words));
+#else
+  for (int64_t i = 0; i < Vec::kLanes; ++i) out[i] = static_cast<uint8_t>(v.v[i]);
+#endif
+}
+
+struct RowScale {
+  float scale;
+  int32_t zero;
+};
+
+// x (n) -> integers, and others up to a multiple of Vec::kLanes, which zeros of W meet.
+inline RowScale quantise(const float* x, int64_t n, uint8_t* out) {
+  Vec top = Vec::set(0), bottom = Vec::set(0), bad = Vec::set(0);
+  for (int64_t i = 0; i < n; i += Vec::kLanes) {
+    const Vec v = Vec::load(x + i, n - i);
+    top = greater(v, top);  // a NaN loses in both, and is in the sum
+    bottom = lesser(v, bottom);
+    bad = fma(v, Vec::set(0), bad);
+  }
+  const float low = -(Vec::set(0) - bottom).largest(), high = top.largest(), wrong = bad.sum();
+  if (!(wrong == 0)) {
+    memset(out, 0, n);
+    return {NAN, 0};
+  }
+  const float scale = high / 255 - low / 255;  // high - low may overflow
+  if (scale < 1e-30f) {                        // whose inverse may overflow
+    memset(out, 0, n);
+    return {0, 0};
+  }
+  const float inverse = 1 / scale, zero = rintf(-low * inverse);
+  for (int64_t i = 0; i < n; i += Vec::kLanes) {
+    const Vec q = nearest(Vec::load(x + i, n - i) * Vec::set(inverse)) + Vec::set(zero);
+    store_bytes(lesser(greater(q, Vec::set(0)), Vec::set(255)), out + i);
+  }
+  return {scale, static_cast<int32_t>(zero)};
+}
+
+struct Left {
+  char* data;
+  int64_t K;
+
+  int64_t bytes() const { return round_up(K, kRowBytes); }
+  int64_t stride() const {  // from row to row
+    return row_stride((bytes() + kRowBytes) / 4 + round_up(K, kLine)) * 4;
+  }
+  static Left at(float* memory, int64_t K, Precision) {
+    return {reinterpret_cast<char*>(memory), K};
+  }
+  static int64_t floats(int64_t M, int64_t K, Precision) {
+    constexpr int64_t kBeyond = 31;  // rows that AMX's last tile loads, and nobody uses
+    return (M + kBeyond) * Left{nullptr, K}.stride() / 4;
+  }
+  RowScale& scale(int64_t m) const {
+    return *reinterpret_cast<RowScale*>(data + m * stride() + bytes());
+  }
+  float* waiting(int64_t m) const {
+    return reinterpret_cast<float*>(data + m * stride() + bytes() + kRowBytes);
+  }
+
+  // Row m is written between open and close, at the address that open returns.
+  float* open(int64_t, float* row) const { return row; }
+  void close(int64_t m, const float* row, int64_t n) const {
+    scale(m) = quantise(row, n, reinterpret_cast<uint8_t*>(data + m * stride()));
+  }
+  // Columns k .. k + n of row m, until settle(m).
+  void store(int64_t m, int64_t k, Vec v, int64_t n) const { v.store(waiting(m) + k, n); }
+  void put(int64_t m, int64_t k, const float* from, int64_t n) const {
+    memcpy(waiting(m) + k, from, n * sizeof(float));
+  }
+  static constexpr bool kSettles = true;
+  void settle(int64_t m) const { close(m, waiting(m), K); }
+};
+
+struct Columns {  // what follows the integers of a panel
+  float scale[kNR];
+  int32_t sum[kNR];
+};
+
+inline int64_t panel_bytes(int64_t K) {
+  return round_up(K, kRowBytes) * kNR + static_cast<int64_t>(sizeof(Columns));
+}
+inline int64_t packed_bytes(int64_t N, int64_t K, Precision) {
+  return ceil_div(N, kNR) * panel_bytes(K);
+}
+
+// Panel `panel` of an unpacked weight, s8 with scales, to its place among the packed ones.
+inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
+  char* const to = static_cast<char*>(panels) + panel * panel_bytes(w.K);
+  memset(to, 0, panel_bytes(w.K));
+  Columns columns = {};
+  for (int64_t j = 0; j < min(kNR, w.N - panel * kNR); ++j) {
+    const int64_t n = panel * kNR + j;
+    const auto* const row = static_cast<const signed char*>(w.data) + n * w.K;
+    columns.scale[j] = w.scales[n];
+    for (int64_t k = 0; k < w.K; ++k) {
+      to[(k / 4 * kNR + j) * 4 + k % 4] = static_cast<char>(row[k]);
+      columns.sum[j] += row[k];
+    }
+  }
+  memcpy(to + round_up(w.K, kRowBytes) * kNR, &columns, sizeof(columns));
+}
+
+inline Precision first_alike(Precision) { return Precision::int8; }
+constexpr bool kUnpacks = false;  // the weights were rounded to integers
+inline void unpack_panel(const Weights&, int64_t, void*) {}
+
+// c (kNR) int32 -> fp32
+inline void finish_row(const RowScale& a, const Columns& w, float* c) {
+  const Sums row = Sums::at(c);
+  for (int64_t j = 0; j < kNR; ++j)
+    c[j] = static_cast<float>(row.sum[j] - a.zero * w.sum[j]) * w.scale[j] * a.scale;
+}
+
+struct Tiles {
+  static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
+
+  static const char* slab(const Weights& w, int64_t first, int64_t, Range steps, float*,
+                          int64_t* stride) {
+    *stride = panel_bytes(w.pitch);
+    return static_cast<const char*>(w.data) + (w.first_row / kNR + first) * *stride +
+           (w.first_step + steps.begin) * kNR;
+  }
+
+  // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next.
+  static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
+                       float* c) {
+    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows), stride = A.stride();
+    const char* const start = A.data + rows.begin * stride;
+    for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kBlock) {
+      const int64_t K = min(kBlock, round_up(steps.end - k0, kRowBytes));
+      const char* const block = panel + (k0 - steps.begin) * kNR;
+      const char* const next = k0 + kBlock < steps.end ? block + kBlock * kNR : after;
+      for (int64_t t = 0; t < tiles; ++t) {
+        const Range tile = tile_of(M, t, tiles);
+        multiply_rows(tile.end - tile.begin,
+                      {.a = start + tile.begin * stride + k0,
+                       .a_stride = stride,
+                       .block = block,
+                       .steps = K,
+                       .c = c + tile.begin * kNR,
+                       .add = k0 > 0,
+                       .ahead = Ahead::share(next, kBlock * kNR, t, tiles, kBlock / kFetchSteps)});
+      }
+    }
+    if (steps.end < A.K) return;
+    Columns columns;
+    memcpy(&columns, panel + (A.bytes() - steps.begin) * kNR, sizeof(columns));
+    for (int64_t m = 0; m < M; ++m) finish_row(A.scale(rows.begin + m), columns, c + m * kNR);
+  }
+
+ private:
+  static Range tile_of(int64_t M, int64_t t, int64_t tiles) {
+#if defined(VITKERN_AMX)  // whole tiles cost the same
+    return tiles ? Range{t * kTileRows, min(M, (t + 1) * kTileRows)} : Range{};
+#else
+    return even_part(M, t, tiles);
+#endif
+  }
+};
+
+template <class Epilogue>
+void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
+               const Epilogue& epilogue) {
+  walk<Tiles>(A, rows, w, panels, scratch, epilogue);
+}
+
+}  // namespace int8_tiles
+}  // namespace
