@@ -17,9 +17,11 @@ PACKAGE = ROOT / "vitkern"
 # checkers: backends are loaded by their first call.
 MAY_IMPORT = {
     "__main__": "cli __init__",
-    "cli": "__init__ measure engines.trace weights image_files config registry contract gpu.aot"
-    " gpu.runtime gpu _C",
+    "cli": "__init__ train train.data measure engines.trace weights image_files config registry"
+    " contract gpu.aot gpu.runtime gpu _C",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
+    "train": "train.data measure model weights image_files config",
+    "train.data": "image_files",
     "measure": "_C",
     "acceleration": "model weights engines precision",
     "quantisation": "model int8",

@@ -60,6 +60,7 @@ def python(tree) -> pathlib.Path:
     return folder / "bin" / "python"
 
 
+PACKAGED = ("*.py", "py.typed", "_C.pyi", "*.toml")
 IMPORT = "import vitkern._C as c, vitkern; print(c.__file__); print(vitkern.__version__)"
 
 
@@ -85,7 +86,7 @@ def test_wheel_holds_the_package_and_nothing_else(tree, python, tmp_path):
     inside = {name.relative_to("vitkern") for name in names if name.parts[0] == "vitkern"}
     (extension,) = (name for name in inside if name.match("_C.*.so"))
     package = ROOT / "vitkern"
-    source = [path for kind in ("*.py", "py.typed", "_C.pyi") for path in package.rglob(kind)]
+    source = [path for kind in PACKAGED for path in package.rglob(kind)]
     assert inside - {extension} == {path.relative_to(package) for path in source}
     assert not {part for name in inside for part in name.parts} & {"tests", "interpreter"}
 

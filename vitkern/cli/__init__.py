@@ -3,4 +3,4 @@
 A command imports torch inside `run`, so that help and argument errors answer at once.
 """
 
-COMMANDS = ("demo", "info", "summary", "bench", "classify", "aot", "warmup")
+COMMANDS = ("demo", "info", "summary", "bench", "classify", "train", "probe", "aot", "warmup")
