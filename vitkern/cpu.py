@@ -180,10 +180,6 @@ def mlp(
     isa: str = "",
 ) -> None:  # fmt: skip
     x, x_stride = _rows(x)
-    if fc2_weight.dtype != fc1_weight.dtype:
-        raise TypeError(
-            f"mlp: fc1_weight is {fc1_weight.dtype}, fc2_weight {fc2_weight.dtype}; use one dtype"
-        )
     weights = _matrices(isa, (fc1_weight, fc2_weight), save)
     vectors = {
         "norm_weight": norm_weight, "norm_bias": norm_bias, "fc1_bias": fc1_bias,

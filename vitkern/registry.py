@@ -28,6 +28,7 @@ from torch import Tensor
 from .contract import SLACK, Slack
 
 Axes = Mapping[str, int]
+LARGEST = 2**63 - 1  # size of anything
 
 # Ways to lay the same elements out in memory; every operator must accept all of them.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -70,6 +71,7 @@ class Operator:
     derive: Callable[[dict[str, int]], dict[str, int]] = lambda sizes: {}  # axes from other axes
     integers: frozenset[str] = frozenset({"seed", "offsets"})  # tensors that need not be floats
     on_gpu: Callable[[dict[str, int]], bool] = lambda sizes: True  # whether the GPU kernels serve
+    alike: tuple[str, ...] = ()  # arguments of one dtype
     passed: frozenset[str] = frozenset()  # arguments whose gradient is the result's, as it is
 
     @property
@@ -93,7 +95,7 @@ class Operator:
         owner: dict[str, str] = {}
         for name in self.required:  # torch itself takes None for any tensor
             check_tensor(self.name, name, values[name])
-        self._check_double(values)
+        self._check_dtypes(values)
         tensors = {n: values[n] for n in self.axes if values.get(n) is not None}
         device = None
         for name, tensor in tensors.items():
@@ -132,15 +134,23 @@ class Operator:
                     f"{self.name}: {owner[letter]} has {letter}={sizes[letter]}, but the other"
                     f" arguments make {letter}={size}"
                 )
+        if sizes.get("M", 0) > LARGEST:  # of which each has no elements
+            raise ValueError(f"{self.name}: {sizes['M']} rows are more than 64 bits can count")
         return sizes
 
-    def _check_double(self, values: Mapping[str, Any]) -> None:
+    def _check_dtypes(self, values: Mapping[str, Any]) -> None:
         """16 and 32 bits mix (a wide residual stream, narrow weights), float64 with neither."""
         names = [n for n in self.differentiable if n not in self.integers]  # pixels are converted
         kinds = {n: values[n].dtype for n in names if values.get(n) is not None}
         if torch.float64 in kinds.values() and set(kinds.values()) != {torch.float64}:
             mixed = ", ".join(f"{n} {str(kind)[6:]}" for n, kind in kinds.items())
             raise TypeError(f"{self.name}: float64 does not mix with other dtypes, got {mixed}")
+        for name in self.alike[1:]:
+            if values[name].dtype != values[self.alike[0]].dtype:
+                raise TypeError(
+                    f"{self.name}: {self.alike[0]} is {values[self.alike[0]].dtype}, {name}"
+                    f" {values[name].dtype}; use one dtype"
+                )
 
     def _complaint(self, name: str, tensor: Tensor, detail: str = "") -> str:
         wanted = self.axes[name].replace(" ", ", ")

@@ -88,6 +88,33 @@ def test_enormous_results_are_refused():
             ops.norm_linear(e(LONG, 0), e(0), e(0), e(3, 0))
 
 
+@pytest.mark.parametrize("B, D", ((2, 4), (0, 4), (2, 0)))
+def test_matrices_of_two_dtypes_are_refused_whatever_there_is_to_compute(B, D):
+    x, norm, fc1, fc2 = torch.ones(B, 1, D), torch.ones(D), torch.ones(8, D), torch.ones(D, 8)
+    with pytest.raises(TypeError, match=r"fc1_weight is torch.bfloat16, fc2_weight torch.float32"):
+        ops.mlp(x, norm, norm, fc1.bfloat16(), None, fc2, None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_more_rows_than_can_be_counted_are_refused(dtype):
+    e = functools.partial(torch.empty, dtype=dtype)
+    for call in (
+        lambda: ops.layernorm(e(2**61, 4, 0), e(0), e(0)),
+        lambda: ops.norm_linear(e(2**61, 4, 0), e(0), e(0), e(0, 0)),
+        lambda: ops.mlp(e(2**61, 4, 0), e(0), e(0), e(8, 0), None, e(0, 8), None),
+    ):
+        with pytest.raises(ValueError, match="9223372036854775808 rows are more than 64 bits"):
+            call()
+
+
+def test_the_definition_of_an_empty_mlp_needs_no_hidden_rows():
+    """As torch.func calls it; 2^43 hidden rows fit into no memory."""
+    e = functools.partial(torch.empty, dtype=torch.float16)
+    given = (e(8, LONG, 0), e(0), e(0), e(16, 0), None, e(0, 16), None)
+    y, *saved = REGISTRY["mlp"].op.reference(*given, None, "gelu", 1e-6, 0.0, 0.0, None, False)
+    assert (y.shape, y.dtype) == ((8, LONG, 0), torch.float16) and not any(map(len, saved))
+
+
 EMPTY = [
     (s, axes) for s in REGISTRY.values() for axes in s.cases if 0 in (axes.get("B"), axes.get("M"))
 ]
