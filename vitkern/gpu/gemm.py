@@ -137,7 +137,7 @@ def vector(t: Tensor | None) -> Tensor | None:
 def precision_of(weight: Tensor) -> str:
     """tl.dot's input_precision for this weight: what the executor or torch's own setting asks."""
     executor, bits = launch.executor_of(weight), 8 * weight.element_size()
-    tf32 = getattr(executor, "tf32", None)
+    tf32 = executor.tf32
     if tf32 is None and bits == 32:
         tf32 = torch_allows_tf32()
     return configs.dot_precision(executor.arch, bits, bool(tf32))
@@ -151,23 +151,19 @@ def row_for(kernel: str, t: Tensor, **sizes: int) -> configs.Row:
 def tile_for(kernel: str, x: Tensor, weight: Tensor, M: int, N: int) -> configs.Row:
     """The launch table's tile for x times weight with an (M, N) result: see tiles.py."""
     executor, bits, odd = launch.executor_of(weight), _bits(x, weight), is_odd(*weight.shape)
-    tile = getattr(executor, "tile", None)
-    if tile is not None:
+    if executor.tile is not None:
         rows = tiles.fitting(kernel, executor.arch, bits, odd)
-        return rows[min(tile, len(rows) - 1)]
-    processors = getattr(executor, "processors", None)
-    return tiles.choose(kernel, executor.arch, bits, M, N, processors, odd)
+        return rows[min(executor.tile, len(rows) - 1)]
+    return tiles.choose(kernel, executor.arch, bits, M, N, executor.processors, odd)
 
 
 def shares_for(weight: Tensor, M: int) -> tiles.Shared:
     """The tile of a weight gradient over M rows, and among how many programs these are shared."""
     executor, bits, odd = launch.executor_of(weight), _bits(weight, weight), is_odd(*weight.shape)
-    tile = getattr(executor, "tile", None)
-    if tile is not None:
+    if executor.tile is not None:
         every = tiles.sharings(executor.arch, bits, odd)
-        return every[min(tile, len(every) - 1)]
-    processors = getattr(executor, "processors", None)
-    return tiles.share(executor.arch, bits, M, *weight.shape, processors, odd)
+        return every[min(executor.tile, len(every) - 1)]
+    return tiles.share(executor.arch, bits, M, *weight.shape, executor.processors, odd)
 
 
 def is_odd(*sizes: int) -> bool:

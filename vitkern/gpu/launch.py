@@ -12,12 +12,13 @@ The compiled kernel takes its elements one by one, under the names "strides.0", 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import contextvars
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import triton
@@ -26,6 +27,9 @@ from triton.runtime.jit import JITFunction
 
 from . import triton_version
 from .configs import Row
+
+if TYPE_CHECKING:
+    from .runtime.binary import BinaryExecutor
 
 triton_version.require(triton.__version__)
 
@@ -145,21 +149,24 @@ def _is_divisible(value: object) -> bool:
     return isinstance(value, int) and value % ALIGNMENT == 0
 
 
-class Executor(Protocol):
-    """What carries launches out; `arch` ("sm_80", "gfx942") chooses their settings.
-
-    An attribute `tf32` (True, False) decides how fp32 is multiplied; without it torch's setting.
-    `processors` is the device's number of multiprocessors; without it that of the architecture's
-    usual board. With `tile` the GEMMs take the table's tile of that number (tiles.py), whatever
-    their sizes.
-    """
+class Executor(abc.ABC):
+    """What carries launches out; `arch` ("sm_80", "gfx942") chooses their settings."""
 
     arch: str
+    tf32: bool | None = None  # how fp32 is multiplied; None: as torch's switches say
+    processors: int | None = None  # multiprocessors; None: those of the architecture's usual board
+    tile: int | None = None  # the tile of the table (tiles.py) for all GEMMs; None: by their sizes
 
+    @property
+    def native(self) -> BinaryExecutor | None:
+        """What starts a plan's launches from C++; None: they are given to `run` one by one."""
+        return None
+
+    @abc.abstractmethod
     def run(self, launch: Launch) -> None: ...
 
 
-class Recorder:
+class Recorder(Executor):
     """Writes launches down instead of running them; tensors may be on the meta device."""
 
     def __init__(

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from vitkern.gpu.launch import Launch, grouped
+from vitkern.gpu.launch import Executor, Launch, grouped
 
 from .numerics import Kind, Value, constant, from_memory, to_memory
 from .source import resolve
@@ -38,8 +38,8 @@ _ELEMENTS = {
 _lock = threading.RLock()  # the builder has one run in progress at a time
 
 
-class Interpreter:
-    """Executor (gpu/launch.py) that runs launches on CPU tensors, in place.
+class Interpreter(Executor):
+    """Runs launches on CPU tensors, in place.
 
     `arch` chooses the launch settings. Programs run in `order` "linear" (x fastest) or "shuffled"
     by `seed`: results must not depend on it. `check` refuses accesses outside of the arguments;

@@ -15,7 +15,7 @@ import triton
 from triton import knobs
 
 from vitkern.gpu.compiler import input_of, target_of
-from vitkern.gpu.launch import Launch, Variant
+from vitkern.gpu.launch import Executor, Launch, Variant
 
 from .machine import DTYPES, Machine
 from .memory import GlobalMemory
@@ -73,7 +73,7 @@ def _pack(value: float, kind: str) -> bytes:
     )
 
 
-class PtxExecutor:
+class PtxExecutor(Executor):
     """Compiles each launch as the ahead-of-time build does, and emulates its PTX.
 
     `with executing(PtxExecutor()): forward(...)` on CPU tensors. `arch` is any but sm_100, whose

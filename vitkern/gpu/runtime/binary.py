@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from ... import _C
 from .. import manifest
-from ..launch import Launch, Variant
+from ..launch import Executor, Launch, Variant
 from ..manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def default_driver() -> _C.Driver:
     return _C.Driver("hip" if torch.version.hip else "cuda")
 
 
-class BinaryExecutor:
+class BinaryExecutor(Executor):
     """Launches compiled kernels on one device, in order with PyTorch's own work there.
 
     Kernels come from a folder of binaries for `arch`, where it has them, else from the cache.

@@ -15,12 +15,12 @@ import torch
 
 from ... import _C
 from ..configs import nearest_arch
-from ..launch import Launch
+from ..launch import Executor, Launch
 from . import binary, lookup
 from .cache import Cache
 
 
-class DeviceExecutor:
+class DeviceExecutor(Executor):
     """Runs launches on one CUDA or ROCm device, on PyTorch's current stream there."""
 
     def __init__(

@@ -21,7 +21,7 @@ from .binary import BinaryExecutor
 
 def record(executor: Executor, tf32: bool | None, forward: Callable[[], None]) -> list[Launch]:
     """The launches that `forward` makes, none of them carried out."""
-    recorder = Recorder(executor.arch, tf32, getattr(executor, "processors", None))
+    recorder = Recorder(executor.arch, tf32, executor.processors)
     with executing(recorder):
         forward()
     return recorder.launches
@@ -30,7 +30,7 @@ def record(executor: Executor, tf32: bool | None, forward: Callable[[], None]) -
 class Plan:
     """Recorded launches on an executor, `count` of them.
 
-    An executor's attribute `native`, if it has one, starts them all from C++. `run` only launches,
+    The executor's `native`, if there is one, starts them all from C++. `run` only launches,
     so it can be captured in a CUDA graph; with `graph` it makes one itself at the second call, and
     launches that from then on. `no_graph` says why it could not. Calls share the tensors between
     the launches, which the plan keeps alive: a lock lets one call start all of its launches before
@@ -57,7 +57,7 @@ class Plan:
             _with(launch, dict.fromkeys(moved))
             for launch, moved in zip(launches, self._moved, strict=True)
         ]
-        self._native: BinaryExecutor | None = getattr(executor, "native", None)
+        self._native: BinaryExecutor | None = executor.native
         if self._native is not None:
             self._list = _list(self._native, launches, self._moved)
         self._graph: _C.Graph | None = None
