@@ -69,6 +69,7 @@ def test_all_kernels_of_a_forward_are_among_them(folder, monkeypatch, arch, size
     "words, said",
     [
         (["B/16"], "there is no GPU here: name an architecture by --arch"),
+        (["B/16", "--processors", "20"], "--processors 20 is for another GPU, but which arch"),
         (["B/16", "--arch", "sm_80", "--precision", "fp8"], "unknown precision 'fp8'; known: fp32"),
         (["X/99", "--arch", "sm_80"], "X/99"),
     ],

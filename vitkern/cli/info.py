@@ -12,7 +12,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
 
 
-_VITKERNS = ("VITKERN_ISA", "VITKERN_BINARIES", "VITKERN_CACHE", "VITKERN_CUDA_GRAPHS")
+_VITKERNS = (
+    "VITKERN_ISA",
+    "VITKERN_BINARIES",
+    "VITKERN_CACHE",
+    "VITKERN_CACHE_SIZE",
+    "VITKERN_CUDA_GRAPHS",
+)
 
 
 def facts() -> dict[str, object]:

@@ -3,7 +3,7 @@
 With a GPU for that one; without one for the architecture that is named:
     vitkern warmup B/16
     vitkern warmup L/14 --batch 1,32 --precision bf16 --image-size 518 --arch sm_90
-A forward compiles what is missing by itself, one kernel after the other; this does it in parallel.
+A forward compiles what is missing by itself, and waits for it.
 The cache is that of VITKERN_CACHE, else vitkern/kernels in the user's own.
 """
 
@@ -30,6 +30,12 @@ def numbers(text: str) -> list[int]:
     if not found or not all(one.isdigit() and int(one) for one in found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of sizes such as 1,8")
     return [int(one) for one in found]
+
+
+def processors(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of multiprocessors")
+    return int(text)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--processors",
-        type=int,
+        type=processors,
         metavar="N",
         help="multiprocessors of the GPU, with --arch (default those of its usual board)",
     )
@@ -73,12 +79,17 @@ def run(given: argparse.Namespace) -> int:
     require_triton()
     from ..gpu.runtime.cache import Cache
 
-    arch, processors = given.arch, given.processors
+    arch, count = given.arch, given.processors
     if arch is None:
+        if count is not None:
+            raise ValueError(
+                f"--processors {count} is for another GPU, but which architecture is it? "
+                "Name it by --arch, such as sm_90, or leave --processors out for this GPU"
+            )
         own = _own_gpu()
-        arch, processors = own.real_arch, own.processors
+        arch, count = own.real_arch, own.processors
     cache = Cache(arch)
-    wanted = _variants(given, arch, processors)
+    wanted = _variants(given, arch, count)
     missing = [variant for variant in wanted if cache.find(variant) is None]
     there = len(wanted) - len(missing)
     result = None

@@ -8,7 +8,9 @@ here ask Triton's driver, which would need a C compiler to start.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import importlib
 import re
 import struct
 import tempfile
@@ -156,3 +158,30 @@ def key_of(variant: Variant, arch: str) -> str:
         sorted(input_of(variant, target_named(arch))[1].items()),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+# ---- for other processes ----
+
+Fields = tuple[str, tuple[Any, ...]]  # the kernel's function; the other fields of a Variant
+
+
+def to_fields(variant: Variant) -> Fields:
+    """A variant as values that can be sent to another process."""
+    values = tuple(getattr(variant, field.name) for field in dataclasses.fields(variant))
+    return function_of(variant), values[1:]
+
+
+def from_fields(fields: Fields) -> Variant:
+    function, values = fields
+    return Variant(function_named(function), *values)
+
+
+def function_of(variant: Variant) -> str:
+    """Where a kernel is found again: "vitkern.gpu.layernorm:layernorm_forward"."""
+    return f"{variant.kernel.fn.__module__}:{variant.kernel.fn.__qualname__}"
+
+
+def function_named(function: str) -> Any:
+    """The kernel that `function_of` named."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)

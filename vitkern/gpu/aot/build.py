@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
-import importlib
 import io
 import multiprocessing
 import os
@@ -21,9 +20,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..compiler import Binary, compile_variant, key_of, target_named
+from ..compiler import (
+    Binary,
+    compile_variant,
+    from_fields,
+    function_named,
+    key_of,
+    target_named,
+    to_fields,
+)
 from ..configs import ARCHS
 from ..launch import Variant
 from . import folder, machine_code
@@ -108,18 +115,7 @@ class _Done(NamedTuple):
 
 
 def _task(variant: Variant, arch: str, key: str, write: str, check: bool) -> _Task:
-    values = tuple(getattr(variant, f.name) for f in dataclasses.fields(variant))
-    return _Task(variant.name, function_of(variant), values[1:], arch, key, write, check)
-
-
-def function_of(variant: Variant) -> str:
-    """Where a kernel is found again: "vitkern.gpu.layernorm:layernorm_forward"."""
-    return f"{variant.kernel.fn.__module__}:{variant.kernel.fn.__qualname__}"
-
-
-def _find(function: str) -> Any:
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return _Task(variant.name, *to_fields(variant), arch, key, write, check)
 
 
 def is_current(entry: dict) -> bool:
@@ -127,7 +123,7 @@ def is_current(entry: dict) -> bool:
     module = entry["function"].partition(":")[0]  # of anybody's: only vitkern's own are imported
     known = module in sys.modules or module.startswith("vitkern.gpu.")
     try:
-        return known and _find(entry["function"]).cache_key == entry["source"]
+        return known and function_named(entry["function"]).cache_key == entry["source"]
     except Exception:  # whatever keeps its module from being imported
         return False
 
@@ -136,7 +132,7 @@ def _work(task: _Task) -> _Done:
     """Compile, write and analyse one kernel; in a worker."""
     entry = None
     try:
-        variant = Variant(_find(task.function), *task.variant)
+        variant = from_fields((task.function, task.variant))
         with contextlib.redirect_stdout(io.StringIO()):  # ptxas's errors
             binary = compile_variant(variant, task.arch)
         entry = _write(task, binary) if task.write else None
@@ -162,7 +158,7 @@ def _write(task: _Task, binary: Binary) -> dict:
         "sha256": hashlib.sha256(binary.code).hexdigest(),
         "bytes": len(binary.code),
         "function": task.function,
-        "source": _find(task.function).cache_key,
+        "source": function_named(task.function).cache_key,
         "key": task.key,
     }
 

@@ -243,10 +243,13 @@ class BinaryExecutor(Executor):
         """Load the kernels of all these launches, and compile those that are nowhere."""
         variants = dict.fromkeys(launch.variant for launch in launches)
         missing = [v for v in variants if v not in self._kernels and self._stored(v) is None]
-        for i, variant in enumerate(missing, 1):
-            self.kernel(variant, f"{i} of {len(missing)}")
+        if self.cache is not None and missing:
+            with self._loading:
+                self.cache.compile_all([v for v in missing if self.cache.find(v) is None])
+        for variant in missing:
+            self.kernel(variant)
 
-    def kernel(self, variant: Variant, place: str = "") -> _C.Kernel:
+    def kernel(self, variant: Variant) -> _C.Kernel:
         """The loaded kernel of a variant; raises LookupError if there is none and no cache."""
         found = self._kernels.get(variant)
         if found is None:
@@ -254,7 +257,7 @@ class BinaryExecutor(Executor):
                 found = self._kernels.get(variant)
                 if found is None:
                     stored = self._stored(variant)
-                    entry = stored or self._cached(variant, place)
+                    entry = stored or self._cached(variant)
                     found = self._kernels[variant] = self._load(entry, variant)
                     self.loaded["cache" if stored is None else "binaries"] += 1
         return found
@@ -262,9 +265,9 @@ class BinaryExecutor(Executor):
     def _stored(self, variant: Variant) -> Entry | None:
         return None if self.store is None else self.store.find(variant, self.arch)
 
-    def _cached(self, variant: Variant, place: str) -> Entry:
+    def _cached(self, variant: Variant) -> Entry:
         if self.cache is not None:
-            return self.cache.find(variant) or self.cache.compile(variant, place)
+            return self.cache.find(variant) or self.cache.compile(variant)
         store, where = self.store, "no folder of binaries was given"
         if store is not None:
             archs = ", ".join(store.archs)

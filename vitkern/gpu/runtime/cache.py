@@ -7,7 +7,8 @@ In the user's cache a kernel is two files, the binary and what a manifest would 
 
 Both are written beside their place and moved there, the binary first, so that processes need no
 lock: at worst two compile the same. What is damaged is compiled again. The folder is that of the
-environment variable VITKERN_CACHE, else `vitkern/kernels` in the user's cache.
+environment variable VITKERN_CACHE, else `vitkern/kernels` in the user's cache; it stays below the
+size that VITKERN_CACHE_SIZE says (eviction.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -28,6 +30,7 @@ import triton
 from .. import manifest
 from ..compiler import compile_variant, key_of
 from ..launch import Variant
+from . import eviction, workers
 from .binary import BinaryError, Entry, entry_from
 
 FOLDER = "VITKERN_CACHE"
@@ -51,6 +54,7 @@ class Cache:
         self._memory: dict[str, Entry] = {}  # by key: what could not be written
         self._warned = False
         self._seconds = self._said = 0.0
+        self._most = eviction.limit()
         self.folder: pathlib.Path | None = None
         try:
             place = pathlib.Path(folder) if folder is not None else default_folder()
@@ -65,12 +69,14 @@ class Cache:
             return self._memory.get(key)
         try:
             path = manifest.place(self.folder, self._name(variant, key, "cubin"))
-            text = manifest.content(path.with_suffix(".json"), LARGEST_ENTRY)
-            row = json.loads(text.decode("utf-8"))
+            path = path.with_suffix(".json")
+            row = json.loads(manifest.content(path, LARGEST_ENTRY).decode("utf-8"))
             entry = entry_from(row, self.folder)
             if (row.get("key"), entry.id, entry.arch) != (key, variant.name, self.arch):
                 return None
-            return dataclasses.replace(entry, code=manifest.binary(entry.file, entry.sha256))
+            whole = dataclasses.replace(entry, code=manifest.binary(entry.file, entry.sha256))
+            eviction.used(path, entry.file)
+            return whole
         except (OSError, ValueError, RecursionError, BinaryError):
             return None
 
@@ -81,16 +87,39 @@ class Cache:
         try:
             binary = compile_variant(variant, self.arch)
         except Exception as error:
-            raise RuntimeError(
-                f"vitkern: Triton {triton.__version__} cannot compile {variant.name} for "
-                f"{self.arch} ({type(error).__name__}: {error}): set model.path = 'reference', and "
-                "please report this"
-            ) from error
+            raise self._failure(variant, f"{type(error).__name__}: {error}") from error
         finally:
             self._seconds += time.monotonic() - start
             self._say("")
         self.compiled += 1
         return self.keep(variant, binary.facts, binary.code)
+
+    def compile_all(self, variants: Sequence[Variant]) -> None:
+        """Compile several kernels and keep them, in as many processes as pay."""
+        left, jobs, count = list(variants), workers.wanted(len(variants)), len(variants)
+        if jobs:
+            start, before = time.monotonic(), self._seconds
+            said = f"compiling {count} kernels for {self.arch} in {jobs} processes"
+            self._say(said)
+            try:
+                for variant, made in workers.compile_all(variants, self.arch, jobs):
+                    if made.failure:
+                        raise self._failure(variant, made.failure)
+                    left.remove(variant)
+                    self.compiled += 1
+                    self.keep(variant, made.facts, made.code)
+                    self._seconds = before + time.monotonic() - start
+                    self._say(f"{said}, {count - len(left)} done")
+            finally:
+                self._say("")
+        for i, variant in enumerate(left, count - len(left) + 1):  # that no process took
+            self.compile(variant, f"{i} of {count}")
+
+    def _failure(self, variant: Variant, why: str) -> RuntimeError:
+        return RuntimeError(
+            f"vitkern: Triton {triton.__version__} cannot compile {variant.name} for {self.arch} "
+            f"({why}): set model.path = 'reference', and please report this"
+        )
 
     def keep(self, variant: Variant, facts: dict[str, Any], code: bytes) -> Entry:
         """Put a compiled kernel into the cache; `facts`: what a manifest says of it."""
@@ -116,6 +145,7 @@ class Cache:
             self._memory[key] = entry
             self._warn(str(error))
             return entry
+        eviction.trim(self.folder.parent, self._most)
         return dataclasses.replace(entry, file=path)
 
     def _name(self, variant: Variant, key: str, suffix: str) -> str:
