@@ -83,12 +83,16 @@ class Contestant(NamedTuple):
 
 
 def contestants(flags: Mapping[str, bool]) -> list[Contestant]:
-    """All peers at each of their precisions, then vitkern at each of its own."""
+    """All peers at each of their precisions, then vitkern at each of its own.
+
+    By precision: those of one library are not built at the same time, and share files.
+    """
     bf16 = any(flags.get(flag) for flag in BF16_FLAGS)
     found = [
         Contestant(provider, precision, "" if bf16 or precision != "bf16" else NO_BF16)
-        for provider, precisions in PEER_PRECISIONS.items()
-        for precision in precisions
+        for precision in ("fp32", "bf16", "int8")
+        for provider, offered in PEER_PRECISIONS.items()
+        if precision in offered
     ]
     return found + [Contestant("native", precision) for precision in precisions()]
 

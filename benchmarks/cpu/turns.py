@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import os
@@ -28,6 +29,7 @@ TURN_S = 0.3  # a turn lasts about so long, or one call
 MOST_CALLS = 5  # of a turn
 ROUNDS = (5, 40)  # at least, at most
 PAUSE_S = 0.01  # before a turn: the thread pool of the one before goes to sleep
+AT_ONCE = 2  # contestants that are built
 PATIENCE_S = 600  # for an answer: torch.compile takes a minute or two
 PROFILED_CALLS = 3
 
@@ -58,7 +60,7 @@ class Worker:
     def __init__(
         self, command: Sequence[str], log: IO[str], environment: Mapping[str, str]
     ) -> None:
-        self.log = log
+        self.log, self.begin = log, time.perf_counter()
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             cwd=rows.ROOT, env=dict(environment),
@@ -136,8 +138,7 @@ class Runner:
             workers: dict[Contestant, Worker] = {}
             found: dict[Contestant, dict] = {}
             try:
-                for one in contestants:
-                    self._start(one, case, folder, workers, found)
+                self._start(contestants, case, folder, workers, found)
                 self._take_turns(workers, found)
                 return [_row(case, one, fields, model) for one, fields in found.items()]
             finally:
@@ -145,25 +146,39 @@ class Runner:
                     worker.close()
 
     def _start(
-        self, one: Contestant, case: Case, folder: pathlib.Path,
+        self, contestants: Iterable[Contestant], case: Case, folder: pathlib.Path,
         workers: dict[Contestant, Worker], found: dict[Contestant, dict],
     ) -> None:  # fmt: skip
-        found[one] = {"why": one.why_not, "missing": False} if one.why_not else {}
-        if one.why_not:
-            return
-        log = tempfile.TemporaryFile("w+", dir=folder)
-        environment = dict(os.environ, OMP_NUM_THREADS=str(self.threads))
-        if self.preload and one.provider != "native":
-            environment["LD_PRELOAD"] = str(self.preload.resolve())
-        worker = Worker(self.command(one, folder, self.threads), log, environment)
-        workers[one] = worker
-        begin = time.perf_counter()
+        """Builds a few at a time, most of which is done by one thread; returns when all are."""
+        building: collections.deque[Contestant] = collections.deque()
+        for one in contestants:
+            found[one] = {"why": one.why_not, "missing": False} if one.why_not else {}
+            if one.why_not:
+                continue
+            if len(building) == AT_ONCE:
+                self._welcome(building.popleft(), case, workers, found)
+            log = tempfile.TemporaryFile("w+", dir=folder)
+            environment = dict(os.environ, OMP_NUM_THREADS=str(self.threads))
+            if self.preload and one.provider != "native":
+                environment["LD_PRELOAD"] = str(self.preload.resolve())
+            workers[one] = Worker(self.command(one, folder, self.threads), log, environment)
+            building.append(one)
+        for one in building:
+            self._welcome(one, case, workers, found)
+
+    def _welcome(
+        self, one: Contestant, case: Case, workers: dict[Contestant, Worker],
+        found: dict[Contestant, dict],
+    ) -> None:  # fmt: skip
+        """Waits until it is ready or says why it never will be."""
+        worker = workers[one]
         try:
             found[one] = {**worker.answer(), "seconds": [], "rates": []}
         except Died as error:
             self._drop(one, error, workers, found)
         else:
-            self.say(f"{case.text}: {one.text} is ready after {time.perf_counter() - begin:.0f} s")
+            took = time.perf_counter() - worker.begin
+            self.say(f"{case.text}: {one.text} is ready after {took:.0f} s")
 
     def _drop(
         self, one: Contestant, error: Died, workers: dict[Contestant, Worker],
@@ -174,11 +189,13 @@ class Runner:
         self.say(f"{one.text}: {error}")
 
     def _take_turns(self, workers: dict[Contestant, Worker], found: dict[Contestant, dict]) -> None:
-        calls = {
-            one: max(1, min(MOST_CALLS, round(TURN_S / max(found[one]["once"], 1e-9))))
-            for one in workers
-        }
-        one_round = sum(found[one]["once"] * calls[one] for one in workers)
+        for one in list(workers):  # how long a call takes now that nobody is building any more
+            self._ask(one, workers, found, "turn", calls=1)
+        once = {one: max(1e-9, min(found[one]["seconds"])) for one in workers}
+        for one in workers:
+            found[one]["seconds"].clear()
+        calls = {one: max(1, min(MOST_CALLS, round(TURN_S / once[one]))) for one in workers}
+        one_round = sum(once[one] * calls[one] for one in workers)
         low, high = ROUNDS
         rounds = max(low, min(high, int(self.seconds / max(one_round, 1e-9))))
         for _ in range(rounds):

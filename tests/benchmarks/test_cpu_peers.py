@@ -1,5 +1,6 @@
 """vitkern beside other engines: who is missing says so, nothing that was measured is lost."""
 
+import gc
 import io
 import json
 import pathlib
@@ -32,7 +33,7 @@ if how == "missing":
 if how == "dies":
     print("its last words", file=sys.stderr, flush=True)
     os._exit(3)
-say(ready=True, once=us / 1e6, error=1e-7, version="1.0")
+say(ready=True, error=1e-7, version="1.0")
 for line in sys.stdin:
     do = json.loads(line)["do"]
     if do == "turn":
@@ -324,6 +325,18 @@ def test_eager_pytorch_answers(folder):
     if answers[0].get("missing"):
         pytest.skip(answers[0]["why"])
     assert status == 0 and answers[0]["error"] < cases.allowed_error("fp32")
+
+
+def test_the_weights_of_the_case_are_not_kept_beside_the_model(folder):
+    """Memory of a contestant is its own: what it was built from is gone when it is measured."""
+    given = {"provider": "native", "precision": "fp32", "threads": 2, "folder": str(folder)}
+    built, _, _ = worker.prepare(given)
+    (weight,) = (p for n, p in built.model.named_parameters() if n == "blocks.0.mlp.fc1.weight")
+    gc.collect()
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    alive = [t for t in gc.get_objects() if type(t) in kinds and t.shape == weight.shape]
+    same = [t for t in alive if torch.equal(t, weight)]
+    assert {t.data_ptr() for t in same} == {weight.data_ptr()}
 
 
 def test_a_library_that_is_missing_is_named(folder, monkeypatch):
