@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import models, rows
 from benchmarks.cpu.cases import Case, Contestant
-from benchmarks.cpu.worker import CASE_FILE
+from benchmarks.cpu.task import CASE_FILE
 from vitkern import ViT, ViTConfig
 from vitkern.measure.timing import Spread
 
@@ -31,7 +31,6 @@ ROUNDS = (5, 40)  # at least, at most
 PAUSE_S = 0.01  # before a turn: the thread pool of the one before goes to sleep
 AT_ONCE = 2  # contestants that are built
 PATIENCE_S = 600  # for an answer: torch.compile takes a minute or two
-PROFILED_CALLS = 3
 
 Command = Callable[[Contestant, pathlib.Path, int], list[str]]
 
@@ -173,7 +172,7 @@ class Runner:
         """Waits until it is ready or says why it never will be."""
         worker = workers[one]
         try:
-            found[one] = {**worker.answer(), "seconds": [], "rates": []}
+            found[one] = {**worker.answer(), "seconds": [], "rates": [], "steps": []}
         except Died as error:
             self._drop(one, error, workers, found)
         else:
@@ -203,10 +202,7 @@ class Runner:
                 time.sleep(PAUSE_S)
                 self._ask(one, workers, found, "turn", calls=calls[one])
         for one in list(workers):
-            if one.provider == "native":
-                self._ask(one, workers, found, "profile", calls=PROFILED_CALLS)
-            if one in workers:
-                self._ask(one, workers, found, "end")
+            self._ask(one, workers, found, "end")
 
     def _ask(
         self, one: Contestant, workers: dict[Contestant, Worker], found: dict[Contestant, dict],
@@ -219,7 +215,9 @@ class Runner:
             return
         if do == "turn":
             found[one]["seconds"] += said["seconds"]
-            found[one]["rates"] += [said["rate"]] if said["rate"] else []
+            if "steps" in said:
+                found[one]["rates"].append(said["rate"])
+                found[one]["steps"].append(said["steps"])
         else:
             found[one].update(said)
 
@@ -247,14 +245,15 @@ def write_case(folder: pathlib.Path, config: ViTConfig, batch: int) -> ViT:
 
 def _steps(fields: dict, flops: Mapping[str, int]) -> dict[str, dict[str, float]]:
     """Of each step of a forward: its time, its rate, and which share of the machine's that is."""
-    rate = fields["steps_rate"]
+    rate, found = statistics.median(fields["rates"]), fields["steps"]
+    steps = {name: statistics.median(turn[name] for turn in found) for name in found[0]}
     return {
         name: {
             "us": round(1e6 * seconds, 1),
             "gflops": round(flops[name] / seconds / 1e9, 2),
             "of_rate": round(flops[name] / seconds / rate, 4),
         }
-        for name, seconds in fields["steps"].items()
+        for name, seconds in steps.items()
         if seconds > 0
     }
 

@@ -2,8 +2,8 @@
 
 python -m benchmarks.cpu.worker '{"provider": ..., "precision": ..., "threads": ..., "folder": ...}'
 
-    {"do": "turn", "calls": 3}  ->  {"seconds": [...], "rate": flops a second or null}
-    {"do": "profile", "calls": 3}  ->  {"steps": {name: seconds}, "steps_rate": flops a second}
+    {"do": "turn", "calls": 3}  ->  {"seconds": [...]}, and of vitkern also the machine's "rate" in
+                                    flops a second just before, and its "steps" in seconds of a call
     {"do": "end"}  ->  {"resident_bytes": ...}, and the process ends
 
 The first line it says is {"ready": true, ...} or {"why": "..."}, as it does when a call fails.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import statistics
 import sys
 import time
 import traceback
@@ -24,11 +23,11 @@ from typing import Any, TextIO
 import torch
 
 from benchmarks import memory
-from benchmarks.cpu.builders import Built, LeftOut, Task, build
-from vitkern import ViTConfig, cpu
+from benchmarks.cpu.builders import Built, build
+from benchmarks.cpu.task import LeftOut, Task
+from vitkern import cpu
 from vitkern.contract import Error
 
-CASE_FILE = "case.pt"  # in the folder of a case: config, state, images, truth
 CALIBRATION_S = 0.01  # of the machine's own rate, before each turn of vitkern
 WARM_BELOW_S = 0.25  # a shorter call is repeated untimed first: others had caches and cores
 
@@ -49,29 +48,26 @@ class Contestant:
         self.built.call()
         return time.perf_counter() - start
 
-    def _rate(self) -> float | None:
-        return cpu.calibrate(self.precision, seconds=CALIBRATION_S) if self.built.model else None
-
     def ready(self) -> dict[str, Any]:
         return {"ready": True, "error": self.error, "version": self.built.version}
 
     def turn(self, calls: int) -> dict[str, Any]:
-        rate = self._rate()
+        seconds: list[float] = []
+
+        def take() -> None:
+            seconds.extend(self._time() for _ in range(calls))
+
+        own = self.built.model is not None
+        rate = cpu.calibrate(self.precision, seconds=CALIBRATION_S) if own else None
         if self.once < WARM_BELOW_S:
             self.built.call()
-        seconds = [self._time() for _ in range(calls)]
+        spent = cpu.profile(take) if own else take()
         self.once = min(self.once, *seconds)
-        return {"seconds": seconds, "rate": rate}
-
-    def profile(self, calls: int) -> dict[str, Any]:
-        """Of vitkern: seconds of each step of a forward, and the machine's rate in between."""
-        found, rates = [], []
-        for _ in range(calls):
-            rates.append(self._rate())
-            found.append(cpu.profile(self.built.call))
-        threads = torch.get_num_threads()  # the steps' seconds are summed over them
-        steps = {name: statistics.median(f[name] for f in found) / threads for name in found[0]}
-        return {"steps": steps, "steps_rate": statistics.median(rates)}
+        if spent is None:
+            return {"seconds": seconds}
+        share = 1 / (calls * torch.get_num_threads())  # they are summed over both
+        steps = {name: share * total for name, total in spent.items()}
+        return {"seconds": seconds, "rate": rate, "steps": steps}
 
     def end(self) -> dict[str, Any]:
         return {"resident_bytes": memory.resident("VmHWM")}  # since the mark was set anew
@@ -104,14 +100,9 @@ def serve(given: dict[str, Any], requests: Iterable[str], answers: TextIO) -> in
 
 def prepare(given: dict[str, Any]) -> tuple[Built, str, torch.Tensor]:
     """A contestant's forward, its precision and the truth: nothing else of the case is kept."""
-    folder = pathlib.Path(given["folder"])
     torch.set_num_threads(given["threads"])
-    case = torch.load(folder / CASE_FILE, weights_only=True)
-    task = Task(
-        ViTConfig(**case["config"]), case["state"], case["images"], given["precision"],
-        given["threads"], folder,
-    )  # fmt: skip
-    return build(given["provider"], task), given["precision"], case["truth"]
+    task = Task.read(pathlib.Path(given["folder"]), given["precision"], given["threads"])
+    return build(given["provider"], task), task.precision, task.truth
 
 
 def main() -> int:

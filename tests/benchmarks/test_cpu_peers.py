@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import models, rows
 from benchmarks.cpu import __main__ as command
-from benchmarks.cpu import builders, cases, results, tables, turns, worker
+from benchmarks.cpu import builders, cases, convert, results, tables, task, turns, worker
 from benchmarks.cpu.cases import CASES, Case, Contestant
 from tests.conftest import ROOT
 from tests.model.tiny_models import BASE
@@ -39,9 +39,7 @@ for line in sys.stdin:
     if do == "turn":
         if how == "dies later":
             os._exit(4)
-        say(seconds=[us / 1e6] * 2, rate=1e12)
-    elif do == "profile":
-        say(steps={"qkv": 1e-3, "mlp": 2e-3}, steps_rate=1e12)
+        say(seconds=[us / 1e6] * 2, rate=1e12, steps={"qkv": 1e-3, "mlp": 2e-3})
     else:
         say(resident_bytes=2**20)
         break
@@ -303,8 +301,6 @@ def folder(tmp_path):
 def serve(folder, provider, precision="fp32"):
     given = {"provider": provider, "precision": precision, "threads": 2, "folder": str(folder)}
     asked = [{"do": "turn", "calls": 2}, {"do": "end"}]
-    if provider == "native":
-        asked.insert(1, {"do": "profile", "calls": 2})
     said = io.StringIO()
     status = worker.serve(given, map(json.dumps, asked), said)
     return status, [json.loads(line) for line in said.getvalue().splitlines()]
@@ -312,10 +308,10 @@ def serve(folder, provider, precision="fp32"):
 
 @pytest.mark.parametrize("precision", ("fp32", "bf16"))
 def test_vitkern_answers(folder, precision):
-    status, (ready, turn, profile, end) = serve(folder, "native", precision)
+    status, (ready, turn, end) = serve(folder, "native", precision)
     assert status == 0 and ready["ready"] and len(turn["seconds"]) == 2
     assert ready["error"] < cases.allowed_error(precision)
-    assert turn["rate"] > 0 and profile["steps_rate"] > 0 and profile["steps"]["mlp"] > 0
+    assert turn["rate"] > 0 and 0 < sum(turn["steps"].values()) < sum(turn["seconds"])
     assert end["resident_bytes"] > 2**20
 
 
@@ -343,6 +339,23 @@ def test_a_library_that_is_missing_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
     status, (said,) = serve(folder, "openvino")
     assert status == 1 and said["missing"] and "openvino cannot be imported" in said["why"]
+
+
+def test_a_library_for_a_conversion_is_named(folder, monkeypatch):
+    monkeypatch.setattr(task.importlib.util, "find_spec", lambda name: None)
+    given = task.Task.read(folder, "int8", 2)
+    with pytest.raises(task.LeftOut, match="timm is not installed") as left_out:
+        convert.converted(given, "model.int8.xml")
+    assert left_out.value.missing
+
+
+@pytest.mark.full  # a process that imports torch
+def test_a_conversion_that_fails_says_why(folder, monkeypatch):
+    monkeypatch.setattr(convert, "require", lambda package: None)
+    (folder / task.CASE_FILE).write_bytes(b"broken")
+    given = task.Task(TINY, {}, torch.zeros(1), torch.zeros(1), "fp32", 2, folder)
+    with pytest.raises(RuntimeError, match=r"model\.onnx could not be written: .+"):
+        convert.converted(given, "model.onnx")
 
 
 def test_an_error_of_a_peer_is_its_answer(folder, monkeypatch):
