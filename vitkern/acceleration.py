@@ -10,17 +10,22 @@ from .precision import check_choice
 from .weights import timm
 
 
-def accelerate(model: nn.Module, precision: str | None = None) -> ViT:
+def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: bool = True) -> ViT:
     """A `vitkern.ViT` in eval mode with the parameters of `model`, a `vitkern.ViT` or a timm ViT.
 
     The parameters are shared, not copied: what an optimizer does to `model` shows in the result,
     whose engine packs them again. precision: "fp32", "tf32", "bf16" or "int8", for the matmuls;
     None is the model's own dtype. A model that vitkern cannot express, or that has hooks or foreign
     modules, is refused.
+
+    keep_weights=False: the result holds the only copy of the weights, packed for this precision
+    (`ViT.release_weights`), and `model` itself is left without them, on the meta device. On a CPU.
     """
     check_choice("accelerate: precision", precision)
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate: expected a ViT, got {type(model).__name__}")
+    if isinstance(model, ViT):
+        model.check_weights("accelerate")
     config = model.config if isinstance(model, ViT) else timm.config_of(model)
     for name, parameter in model.named_parameters():
         if parameter.dtype not in (torch.float32, torch.bfloat16):
@@ -43,7 +48,11 @@ def accelerate(model: nn.Module, precision: str | None = None) -> ViT:
         owner, _, key = name.rpartition(".")
         setattr(fast.get_submodule(owner), key, parameter)
     fast.precision = precision
-    return fast.eval()
+    fast.eval()
+    if not keep_weights:
+        del theirs, ours, parameter  # would hold the memory
+        fast.release_weights(model)
+    return fast
 
 
 def _check_untouched(model: nn.Module) -> None:

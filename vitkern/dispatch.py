@@ -53,9 +53,12 @@ def choose(model: ViT, image: Tensor, want: str) -> Route:
         try:
             route.engine = model.engines.ready(route.precision)
         except Unpackable as error:
-            return _without_engine(model, str(error).removeprefix("ViT: "))
-        if asked is not None and route.structure is not None:
-            route.structure.remember(asked, route.precision)
+            route = _without_engine(model, str(error).removeprefix("ViT: "))
+        else:
+            if asked is not None and route.structure is not None:
+                route.structure.remember(asked, route.precision)
+    if route.engine is None and model.released is not None:
+        model.check_weights(f"this call ({route.reason})")
     return route
 
 
@@ -244,6 +247,30 @@ def precision_of(model: ViT, weight: Tensor | None = None) -> str:
     return name_of(dtype)
 
 
+def check_releasable(model: ViT) -> str:
+    """The precision to release a model's weights for, or a RuntimeError that says why not."""
+    structure = model.engines.structure()
+    precision = precision_of(model)
+    reason = "the model is in training mode; call model.eval()" if model.training else ""
+    if not reason and model.device.type != "cpu":
+        reason = f"the model is on {model.device}, and only the CPU's engine holds its own weights"
+    if not reason and precision in ON_CPU_ENGINE:
+        reason = f"{precision} rounds weights; release them at fp32, tf32 or bf16"
+    reason = reason or structure.not_fused or structure.not_engine
+    reason = reason or model.engines.why_not(model.patch_embed_weight, precision)
+    reason = reason or model.engines.unpackable(precision)
+    if reason:
+        raise RuntimeError(f"ViT.release_weights: {reason}")
+    return precision
+
+
+def layout_of(precision: str) -> int:
+    """Which panels the CPU's engine reads at a precision."""
+    from . import _C, cpu
+
+    return _C.engine_layout("", cpu.PRECISIONS[precision])
+
+
 # ---- what explain() prints ----
 
 
@@ -264,6 +291,8 @@ def explain(model: ViT, image: Tensor | None) -> str:
     }[route.path]
     lines = [f"path: {route.path} ({what})", f"why: {route.reason}"]
     lines += [f"precision: {precision_of(model)}", f"device: {model.device}"]
+    if model.released is not None:
+        lines.append("weights: released; all but the engine need model.restore_weights()")
     if model.device.type == "cpu":
         isa = _isa() if route.path != "reference" else "chosen by PyTorch"
         lines.append(f"instruction set: {isa}")

@@ -8,7 +8,7 @@ PyTorch (`reference_forward`). timm's methods are in timm_api.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +19,13 @@ from torch.utils.checkpoint import checkpoint
 from . import dispatch, layers, ops, positions, precision
 from .config import ViTConfig
 from .timm_api import TimmApi
+from .weight_memory import WeightMemory
 
 if TYPE_CHECKING:
-    from .engines.base import Engines
     from .summary import Summary
 
 
-class ViT(TimmApi):
+class ViT(TimmApi, WeightMemory):
     """A Vision Transformer with timm's state-dict names and methods.
 
     >>> model = ViT("B/16")                              # or "vit_base_patch16_224"
@@ -63,7 +63,7 @@ class ViT(TimmApi):
         D = c.width
         self.config, self._path, self.grad_checkpointing = c, "auto", False
         self._precision: str | None = None
-        self._engines: Engines | None = None
+        self._engines = self._released = None
 
         def rows(name: str) -> nn.Parameter | None:
             count = positions.row_counts(c)[name]
@@ -152,6 +152,7 @@ class ViT(TimmApi):
 
         Without `head`: what `forward_features` returns.
         """
+        self.check_weights("the fused path")
         seeds = self._seeds(image.device)
         x = self._fused_embed(image, seeds)
         for i in range(len(self.blocks)):
@@ -189,6 +190,7 @@ class ViT(TimmApi):
 
     def reference_forward(self, image: Tensor, head: bool = True) -> Tensor:
         """The forward in plain PyTorch, whatever `path` says: every module is called."""
+        self.check_weights("the reference path")
         seeds = self._seeds(image.device)
         with self._reference_precision():
             x = self._embed(image, seeds)
@@ -294,11 +296,13 @@ class ViT(TimmApi):
 
     @property
     def patch_embed_weight(self) -> Tensor:
-        """The parameter whose dtype and device are the model's."""
+        """The parameter whose dtype and device are the model's; if released, what has the same."""
         embed = self._modules["patch_embed"]  # not by attribute, which takes ten times as long
         proj = None if embed is None else embed._modules.get("proj")
         weight = None if proj is None else proj._parameters.get("weight")
-        return next(self.parameters()) if weight is None else weight  # of a foreign embedding
+        if weight is None:  # of a foreign embedding
+            return next(self.parameters())
+        return self._released.like if weight.is_meta and self._released else weight
 
     @property
     def has_own_embedding(self) -> bool:
@@ -348,53 +352,3 @@ class ViT(TimmApi):
         if show:
             print(table.text)
         return table
-
-    # ---- packed weights ----
-
-    @property
-    def engines(self) -> Engines:
-        """The packed engines of this model."""
-        if self._engines is None or self._engines.model is not self:  # a shallow copy has another's
-            from .engines.base import Engines
-
-            self._engines = Engines(self)
-        return self._engines
-
-    def repack(self) -> None:
-        """Pack the weights again; needed after writes through `parameter.data` that nothing shows.
-
-        On the CPU those to a part of a parameter, on a GPU all. Captured CUDA graphs have them too.
-        """
-        if self._engines is not None:
-            self.engines.repack()
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As nn.Module's, with timm's names; another image size's positions are refused by name."""
-        theirs = state_dict.get("pos_embed") if isinstance(state_dict, Mapping) else None
-        ours = self.pos_embed
-        if isinstance(theirs, Tensor) and ours is not None and theirs.ndim == ours.ndim:
-            if theirs.shape != ours.shape and theirs.shape[-1] == ours.shape[-1]:
-                raise RuntimeError(
-                    f"ViT.load_state_dict: pos_embed has {theirs.shape[1]} positions, the model"
-                    f" {ours.shape[1]}: the checkpoint is of another image size. Build the model at"
-                    f" that size, load, then call model.set_input_size; or use"
-                    f" vitkern.weights.timm.load(model, state, resize_positions=True)"
-                )
-        result = super().load_state_dict(state_dict, strict, assign)
-        self.repack()
-        return result
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
-        self.repack()
-        return self
-
-    def train(self, mode: bool = True) -> Any:
-        if mode and self._engines is not None:
-            self.engines.drop()  # weights will change: do not hold two copies meanwhile
-        return super().train(mode)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engines": None}

@@ -35,6 +35,7 @@ class TimmApi(nn.Module):
         ) -> tuple[Tensor, list[Tensor]]: ...
         def make_head(self, **made: Any) -> None: ...
         def repack(self) -> None: ...
+        def check_weights(self, what: str) -> None: ...
 
     # ---- sizes ----
 
@@ -154,6 +155,7 @@ class TimmApi(nn.Module):
             patch_size=old.patch_size if patch_size is None else patch_size,
         )
         if c.patch_size != old.patch_size:
+            self.check_weights("another patch size")
             proj = self.patch_embed.proj
             proj.weight = _like(proj.weight, positions.resize_patch(proj.weight, c.patch_size))
             proj.kernel_size = proj.stride = (c.patch_size, c.patch_size)

@@ -12,14 +12,15 @@ from __future__ import annotations
 import abc
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .. import _C
+from .. import _C, packing
 from ..config import ViTConfig
 from . import Unpackable
 from .structure import Structure
@@ -38,11 +39,19 @@ def _count_fused_steps(optimizer: torch.optim.Optimizer, *_: object) -> None:
 register_optimizer_step_post_hook(_count_fused_steps)
 
 
+# Forwards after which a precision that served none of them is dropped. Packing takes as long as one
+# or two forwards of one image, so that one who comes back later still pays less than a quarter.
+TURNS = 8
+
+
 class Engine(abc.ABC):
     """Weights of a model packed for one precision, and whether they are still the model's."""
 
     DTYPES: tuple[torch.dtype, ...]  # of models whose weights it packs
     held = False  # whether a captured CUDA graph reads its memory
+    last_turn = 0  # when it was asked for, where a model has several
+    matrices: Mapping[str, _C.Packed] = MappingProxyType({})  # by parameter, where it holds panels
+    own_bytes = 0  # of packed weights that no other engine can share
 
     def __init__(self, model: ViT, device: str) -> None:
         reason = unpackable(model, device, self.DTYPES)
@@ -51,17 +60,19 @@ class Engine(abc.ABC):
         self.model = model
         self.config = model.config
         self.parameters = parameters_of(model)
+        # Without those that were released: they have no memory.
+        self._watched = tuple(p for p in self.parameters if not p.is_meta)
         # Holds the memory, so that none of it can be freed and come back at the same address.
-        self._memory = [p.detach() for p in self.parameters]
+        self._memory = [p.detach() for p in self._watched]
         self.note()
 
     def note(self) -> None:
         """The parameters' values are now those that are packed."""
-        self._places = places(self.parameters)
+        self._places = places(self._watched)
         self._fingerprint = _C.Fingerprint(
             [
                 (p.data_ptr(), p.element_size(), p.shape, p.stride())
-                for p in self.parameters
+                for p in self._watched
                 if p.device.type == "cpu"
             ]
         )
@@ -69,14 +80,14 @@ class Engine(abc.ABC):
     def stale(self) -> bool:
         """Whether the model's parameters have other values than those that were packed."""
         # The fingerprint reads the memory that was just found in its place.
-        return not (self._places.match(self.parameters) and self._fingerprint.matches())
+        return not (self._places.match(self._watched) and self._fingerprint.matches())
 
     def in_place(self) -> bool:
         """Whether every parameter still has the memory that it had: only values can differ."""
         return all(
             (p.data_ptr(), p.shape, p.stride(), p.dtype, p.device)
             == (m.data_ptr(), m.shape, m.stride(), m.dtype, m.device)
-            for p, m in zip(self.parameters, self._memory, strict=True)
+            for p, m in zip(self._watched, self._memory, strict=True)
         )
 
     @property
@@ -115,6 +126,7 @@ class Engines:
         self._retired: list[Engine] = []  # held by graphs, but of weights that moved
         self._structure: Structure | None = None
         self._packed: dict[str, Engine] = {}
+        self._turn = 0  # calls of `ready` while there were several engines
         self._lock = threading.RLock()  # two threads must not pack the same weights at once
 
     def structure(self) -> Structure:
@@ -149,7 +161,19 @@ class Engines:
                     self._keep(lambda one: one is not engine)
                     kind = engine_class(self.model.device.type)
                     engine = self._packed[precision] = kind(self.model, precision)
+        if len(self._packed) > 1:
+            self._drop_unused(engine)
         return engine
+
+    def _drop_unused(self, engine: Engine) -> None:
+        """Forget the weights packed for another precision once TURNS forwards did without them."""
+        with self._lock:
+            self._turn += 1
+            engine.last_turn = self._turn
+            for one in self._packed.values():
+                one.last_turn = one.last_turn or self._turn
+            oldest = self._turn - TURNS
+            self._keep(lambda one: one.held or one.last_turn > oldest)
 
     def why_not(self, image: Tensor, precision: str) -> str:
         """Why the engine of this device cannot serve an image; "" if it can."""
@@ -175,7 +199,24 @@ class Engines:
         """Pack the weights as they are: now, where it is done in place, else when asked for."""
         with self._lock:
             self._structure = None
+            packing.forget(*parameters_of(self.model))
             self._keep(lambda engine: self._is_of_this_model(engine) and engine.refresh())
+
+    def matrices(self, precision: str) -> dict[str, _C.Packed]:
+        """The panels that the engine of this precision holds, if there is one and it is current."""
+        engine = self._packed.get(precision)
+        return {} if engine is None or engine.stale() else dict(engine.matrices)
+
+    def packed_bytes(self) -> int:
+        """Memory of all packed weights; panels that several engines read are counted once."""
+        shared = packing.unique_bytes(p for e in self.packed() for p in e.matrices.values())
+        return shared + sum(engine.own_bytes for engine in self.packed())
+
+    def forget(self) -> None:
+        """Drop engines and findings, which hold parameters: these are about to be replaced."""
+        with self._lock:
+            self._structure = None
+            self._keep(lambda engine: engine.held)
 
     def drop(self) -> None:
         """Forget all packed weights but those that a CUDA graph reads."""
@@ -244,7 +285,10 @@ def places(tensors: tuple[Tensor, ...]) -> Places | _C.Places:
 def unpackable(model: ViT, device: str, dtypes: tuple[torch.dtype, ...]) -> str:
     """ "" when all parameters can be packed on this device, else the first that cannot and why."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    released = model.released
     for name, parameter in parameters.items():
+        if released is not None and released.holds(parameter):
+            continue
         if parameter.device.type != device or parameter.dtype not in dtypes:
             kinds = " or ".join(str(dtype)[6:] for dtype in dtypes)
             what = f"{parameter.dtype} on {parameter.device}"

@@ -6,9 +6,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .. import _C, cpu, int8, positions
+from .. import _C, cpu, int8, packing, positions
+from ..config import ViTConfig
 from .base import Engine, stored
 
 if TYPE_CHECKING:
@@ -43,42 +44,51 @@ class CpuEngine(Engine):
             heads=c.heads, mlp_width=c.mlp_width, depth=c.depth, eps=c.norm_eps,
             activation=cpu.ACTIVATIONS[c.activation], precision=cpu.PRECISIONS[precision],
         )  # fmt: skip
-        self._whole_head = c.head == "linear" and c.pool in _POOLS  # else the head runs in PyTorch
+        self._whole_head = _has_whole_head(c)
         self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()
         self._calls: dict[_Key, _Call] = {}
         # Results are made like it: fp32 on the CPU, whatever the defaults are.
         self._result = torch.empty(0, dtype=torch.float32, device="cpu")
         with torch.no_grad():
             if precision == "int8":
-                for name, value in int8.state_of(model).items():
-                    self._set(name, value)
+                self._take_integers()
             else:
-                for name, parameter in model.named_parameters(remove_duplicate=False):
-                    self._set(name, parameter.detach())
+                self._take_panels(_C.engine_layout(isa, cpu.PRECISIONS[precision]))
             self._pixels = [
                 None if t is None else torch.tensor(t, dtype=torch.float32, device="cpu")
                 for t in (c.mean, c.std)
             ]
         self._native.finish()
+        if not self.matrices:
+            self.own_bytes = self._native.packed_bytes
 
-    def _set(self, name: str, parameter: Tensor | int8.Quantised) -> None:
-        """Hand a parameter to C++, which refuses what it does not know."""
-        if name in positions.ROWS or name.endswith(".relative_position_bias_table"):
-            return  # _of_grid reads them
-        if name.startswith(_HEAD) and not self._whole_head:
-            return
-        if isinstance(parameter, int8.Quantised):
-            matrix, scales = parameter.integers.flatten(1).contiguous(), parameter.scales
-            N, K = matrix.shape
-            at = matrix.data_ptr(), N, K, scales.data_ptr()
-            self._native.set_matrix(name, _C.DType.i8, *at)
-        elif parameter.ndim == 1:
+    def _take_panels(self, layout: int) -> None:
+        model = self.model
+        self.matrices = {
+            name: _panels(model, model.get_parameter(name), layout) for name in matrix_names(model)
+        }
+        for name, panels in self.matrices.items():
+            self._native.set_packed(name, panels)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._set_vector(name, parameter.detach())
+
+    def _take_integers(self) -> None:
+        self.model.check_weights("the precision int8")
+        names = set(matrix_names(self.model))
+        for name, value in int8.state_of(self.model).items():
+            if not isinstance(value, int8.Quantised):
+                self._set_vector(name, value)
+            elif name in names:
+                matrix, scales = value.integers.flatten(1).contiguous(), value.scales
+                N, K = matrix.shape
+                at = matrix.data_ptr(), N, K, scales.data_ptr()
+                self._native.set_matrix(name, _C.DType.i8, *at)
+
+    def _set_vector(self, name: str, parameter: Tensor) -> None:
+        """Hand a norm, bias or gamma to C++, which refuses what it does not know."""
+        if parameter.ndim == 1 and (self._whole_head or not name.startswith(_HEAD)):
             vector = cpu.vector(parameter)
             self._native.set_vector(name, vector.data_ptr(), vector.numel())
-        else:
-            matrix = parameter.flatten(1).contiguous()
-            N, K = matrix.shape
-            self._native.set_matrix(name, cpu.DTYPES[matrix.dtype], matrix.data_ptr(), N, K)
 
     @property
     def isa(self) -> str:
@@ -158,6 +168,32 @@ class _Call(NamedTuple):
     shape: tuple[int, ...]
     fields: dict[str, Any]
     tensors: tuple[Tensor | None, ...]
+
+
+def matrix_names(model: ViT) -> list[str]:
+    """The parameters that the engine packs into panels."""
+    whole_head = _has_whole_head(model.config)
+    return [
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.ndim != 1
+        and name not in positions.ROWS  # _of_grid reads these and the tables
+        and not name.endswith(".relative_position_bias_table")
+        and (whole_head or not name.startswith(_HEAD))
+    ]
+
+
+def _has_whole_head(config: ViTConfig) -> bool:
+    """Whether the engine computes the head; else it runs in PyTorch."""
+    return config.head == "linear" and config.pool in _POOLS
+
+
+def _panels(model: ViT, parameter: nn.Parameter, layout: int) -> _C.Packed:
+    """Those of a model that has nothing else, or packed now."""
+    released = model.released
+    if released is not None and released.holds(parameter):
+        return released.panels_of(parameter, layout)
+    return packing.shared(parameter, layout)
 
 
 class _Grid(NamedTuple):
