@@ -178,6 +178,13 @@ PYBIND11_MODULE(_C, m) {
              const py::gil_scoped_release unlocked;
              e->forward(input);
            })
+      .def("forward_all",
+           [](const EnginePtr& e, const std::vector<py::kwargs>& all) {
+             std::vector<EngineInput> inputs;
+             for (const py::kwargs& kw : all) inputs.push_back(from_keywords<EngineInput>(kw));
+             const py::gil_scoped_release unlocked;
+             e->forward(inputs);
+           })
       .def_property_readonly("classes", [](const EnginePtr& e) { return e->classes(); })
       .def_property_readonly("packed_bytes", [](const EnginePtr& e) { return e->packed_bytes(); })
       .def_property_readonly("isa", [](const EnginePtr& e) { return isa_name(e->isa()); });

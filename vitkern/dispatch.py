@@ -40,7 +40,11 @@ class Route:
 
 
 def choose(model: ViT, image: Tensor, want: str) -> Route:
-    """The route of a call that wants "logits", "tokens" or "blocks" (intermediate results)."""
+    """The route of a call that wants "logits", "tokens", "blocks" or "mixed".
+
+    "blocks" are intermediate results; "mixed" is logits or tokens of images whose sizes may differ,
+    of which this is one.
+    """
     weight = model.patch_embed_weight
     asked = _asked(model, image, want, weight)
     precision = None if asked is None else _known(model, asked)
@@ -123,6 +127,8 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
         return Route("fused", 'model.path is "fused"')
     if want == "blocks":
         reason = "the engine does not keep the blocks' results"
+    elif want == "mixed" and weight.is_cuda:
+        reason = "the GPU engine takes images of one size, the fused operators of any"
     else:
         reason = _not_now(model, image) or (structure.not_engine if structure else "")
     precision = ""
@@ -264,13 +270,6 @@ def check_releasable(model: ViT) -> str:
     return precision
 
 
-def layout_of(precision: str) -> int:
-    """Which panels the CPU's engine reads at a precision."""
-    from . import _C, cpu
-
-    return _C.engine_layout("", cpu.PRECISIONS[precision])
-
-
 # ---- what explain() prints ----
 
 
@@ -334,15 +333,15 @@ def _isa() -> str:
 # ---- images ----
 
 
-def check_image(model: ViT, image: Tensor, weight: Tensor) -> None:
-    """Refuse an image that the model cannot take, and say what to do."""
+def check_image(model: ViT, image: Tensor, weight: Tensor, name: str = "image") -> None:
+    """Refuse an image, called `name`, that the model cannot take, and say what to do."""
     if not model.has_own_embedding:
         return  # a foreign module: it takes what it takes
     c = model.config
     if not isinstance(image, Tensor):
-        raise TypeError(f"ViT: image must be a torch.Tensor, got {type(image).__name__}")
+        raise TypeError(f"ViT: {name} must be a torch.Tensor, got {type(image).__name__}")
     if image.layout is not torch.strided:
-        raise TypeError(f"ViT: image has layout {image.layout}; pass image.to_dense()")
+        raise TypeError(f"ViT: {name} has layout {image.layout}; pass {name}.to_dense()")
     shape = tuple(image.shape)
     if len(shape) != 4:
         hint = "; add a batch axis with image[None]" if len(shape) == 3 else ""
@@ -354,21 +353,21 @@ def check_image(model: ViT, image: Tensor, weight: Tensor) -> None:
                 "; it looks like (B, Y, X, C): pass image.permute(0, 3, 1, 2), which copies nothing"
             )
         raise ValueError(f"ViT: image has {shape[1]} channels, the model takes {c.channels}{hint}")
-    _check_size(c, shape[2:])
+    _check_size(c, shape[2:], name)
     if image.dtype != weight.dtype:
-        _check_dtype(c, image, weight, autocast(weight))
+        _check_dtype(c, image, weight, autocast(weight), name)
     if image.device != weight.device:
         raise ValueError(
-            f"ViT: image is on {image.device}, the model on {weight.device};"
+            f"ViT: {name} is on {image.device}, the model on {weight.device};"
             f" move one of them with .to({str(weight.device)!r})"
         )
 
 
-def _check_size(c: ViTConfig, size: tuple[int, int]) -> None:
+def _check_size(c: ViTConfig, size: tuple[int, int], name: str) -> None:
     if c.dynamic_image_size:
         if any(s % c.patch_size or s == 0 for s in size):
             raise ValueError(
-                f"ViT: image is {size[0]}x{size[1]} pixels, each side must be a multiple of the"
+                f"ViT: {name} is {size[0]}x{size[1]} pixels, each side must be a multiple of the"
                 f" patch size {c.patch_size}; resize or crop it"
             )
         return
@@ -376,13 +375,13 @@ def _check_size(c: ViTConfig, size: tuple[int, int]) -> None:
     wanted = (c.patch_size * grid_y, c.patch_size * grid_x)
     if size != wanted:
         raise ValueError(
-            f"ViT: image is {size[0]}x{size[1]} pixels, the model takes {wanted[0]}x{wanted[1]};"
+            f"ViT: {name} is {size[0]}x{size[1]} pixels, the model takes {wanted[0]}x{wanted[1]};"
             f" resize it, or call model.set_input_size({tuple(size)}), or build the model with"
             f" dynamic_image_size=True"
         )
 
 
-def _check_dtype(c: ViTConfig, image: Tensor, weight: Tensor, autocast: bool) -> None:
+def _check_dtype(c: ViTConfig, image: Tensor, weight: Tensor, autocast: bool, name: str) -> None:
     if image.dtype == torch.uint8:
         if c.mean is None:
             raise ValueError(
@@ -391,9 +390,9 @@ def _check_dtype(c: ViTConfig, image: Tensor, weight: Tensor, autocast: bool) ->
             )
         return
     if not image.is_floating_point():
-        raise TypeError(f"ViT: image is {image.dtype}, expected {weight.dtype} or uint8")
+        raise TypeError(f"ViT: {name} is {image.dtype}, expected {weight.dtype} or uint8")
     if not (autocast and image.dtype != torch.float64):
         raise TypeError(
-            f"ViT: image is {image.dtype}, the model {weight.dtype};"
-            f" convert it with image.to({weight.dtype})"
+            f"ViT: {name} is {image.dtype}, the model {weight.dtype};"
+            f" convert it with {name}.to({weight.dtype})"
         )

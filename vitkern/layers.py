@@ -184,9 +184,14 @@ class Block(nn.Module):
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), mlp)), mlp)
 
     def fused(
-        self, x: Tensor, grid: positions.Grid, seeds: Tensor | None, dtype: torch.dtype | None
-    ) -> Tensor:
-        """The same as four operators; matrices are cast to `dtype` if given. (B, S, D)."""
+        self, x: Tensor, grid: positions.Grid, seeds: Tensor | None, dtype: torch.dtype | None,
+        offsets: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The same as four operators; matrices are cast to `dtype` if given. (B, S, D).
+
+        offsets: of the images whose rows are x (1, S, D), which do not see each other; without
+        relative positions and drop-path, which are an image's.
+        """
         attn, mlp = self.attn, self.mlp
         B, S, D = x.shape
         qkv = ops.norm_linear(
@@ -199,7 +204,7 @@ class Block(nn.Module):
         bias = attn.relative_bias(grid)  # (H, S, S) or None
         y = ops.attention(
             qkv, None if bias is None else bias[None],
-            dropout_p=attn.attn_drop.rate, seed=site(seeds, 0),
+            dropout_p=attn.attn_drop.rate, seed=site(seeds, 0), offsets=offsets,
         )  # (B, S, H, E)  # fmt: skip
         x = ops.linear_residual(
             y.flatten(2), cast(attn.proj.weight, dtype), attn.proj.bias, x,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import dispatch, layers, ops, positions, precision
+from . import dispatch, layers, ops, packed, positions, precision
 from .config import ViTConfig
 from .timm_api import TimmApi
 from .weight_memory import WeightMemory
@@ -106,10 +106,10 @@ class ViT(TimmApi, WeightMemory):
         """Logits (B, classes); (B, D) without a head, (B, S, ...) with pool="none"."""
         route = dispatch.choose(self, image, "logits")
         if route.engine is not None:
-            return self._outward(route.engine.logits(image))
+            return self.outward(route.engine.logits(image))
         if route.path == "fused":
-            return self._outward(self.fused_forward(image, dispatch.compute_dtype(self)))
-        return self._outward(self.reference_forward(image))
+            return self.outward(self.fused_forward(image, dispatch.compute_dtype(self)))
+        return self.outward(self.reference_forward(image))
 
     def forward_features(self, image: Tensor) -> Tensor:
         """All rows after the last block and the final norm: (B, S, D)."""
@@ -119,6 +119,14 @@ class ViT(TimmApi, WeightMemory):
         if route.path == "fused":
             return self.fused_forward(image, dispatch.compute_dtype(self), head=False)
         return self.reference_forward(image, head=False)
+
+    def forward_packed(self, images: Sequence[Tensor], features: bool = False) -> Any:
+        """Logits (n, classes) of n images (C, Y, X) of any sizes, in one call and without padding.
+
+        Each has the bits of `model(image[None])`, whatever is in the list beside it. With
+        `features`, or pool="none", a list of n tensors: (S, D) as `forward_features`, or (S, ...).
+        """
+        return packed.forward(self, images, features)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool and classify `forward_features`' rows; `pre_logits` stops before the classifier."""
@@ -136,7 +144,7 @@ class ViT(TimmApi, WeightMemory):
         kept: dict[int, Tensor] = {}
         with self._reference_precision():
             dtype = dispatch.compute_dtype(self)
-            x = self._fused_embed(image, seeds) if fused else self._embed(image, seeds)
+            x = self.fused_embed(image, seeds) if fused else self._embed(image, seeds)
             for i in range(stop):
                 x = self._block(i, x, image, seeds, fused, dtype)
                 if i in take:
@@ -154,12 +162,12 @@ class ViT(TimmApi, WeightMemory):
         """
         self.check_weights("the fused path")
         seeds = self._seeds(image.device)
-        x = self._fused_embed(image, seeds)
+        x = self.fused_embed(image, seeds)
         for i in range(len(self.blocks)):
             x = self._block(i, x, image, seeds, True, dtype)
-        return self._fused_head(x, seeds, dtype) if head else layers.layernorm(self.norm, x)
+        return self.fused_head(x, seeds, dtype) if head else layers.layernorm(self.norm, x)
 
-    def _fused_embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
+    def fused_embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
         proj = self.patch_embed.proj
         prefix, position = self.position_rows(*self._grid(image))
         mean, std = self._pixel_stats(image)
@@ -170,7 +178,7 @@ class ViT(TimmApi, WeightMemory):
         )  # (B, S, D)  # fmt: skip
         return layers.layernorm(self.norm_pre, x)
 
-    def _fused_head(self, x: Tensor, seeds: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    def fused_head(self, x: Tensor, seeds: Tensor | None, dtype: torch.dtype | None) -> Tensor:
         """Final norm, pooling, head; the norm works row by row, so a token is picked before it."""
         norm: nn.Module = self.norm
         if self.config.pool == "mean":
@@ -285,7 +293,7 @@ class ViT(TimmApi, WeightMemory):
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype)
 
-    def _outward(self, logits: Tensor) -> Tensor:
+    def outward(self, logits: Tensor) -> Tensor:
         """Logits in the dtype a Linear gives: autocast's where it is on, else the model's own."""
         if dispatch.autocast(logits):
             head = isinstance(self.head, nn.Linear)

@@ -66,6 +66,18 @@ def _checked(name: str, value: Tensor | None, count: int, width: int) -> Tensor:
     return value[0]
 
 
+def refuse_another_size(theirs: object, ours: Tensor | None) -> None:
+    """A RuntimeError where a state dict's positions (1, rows, D) are another image size's."""
+    if isinstance(theirs, Tensor) and ours is not None and theirs.ndim == ours.ndim:
+        if theirs.shape != ours.shape and theirs.shape[-1] == ours.shape[-1]:
+            raise RuntimeError(
+                f"ViT.load_state_dict: pos_embed has {theirs.shape[1]} positions, the model"
+                f" {ours.shape[1]}: the checkpoint is of another image size. Build the model at"
+                f" that size, load, then call model.set_input_size; or use"
+                f" vitkern.weights.timm.load(model, state, resize_positions=True)"
+            )
+
+
 def resize(position: Tensor, old: Grid, new: Grid) -> Tensor:
     """Rows (N, D) of a grid moved to another grid: bicubic with antialiasing, as timm does."""
     if old == new:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from . import dispatch
+from . import dispatch, positions
 
 if TYPE_CHECKING:
     from .engines.base import Engines
@@ -62,7 +62,7 @@ class WeightMemory(nn.Module):
         siblings = [other for other in others if isinstance(other, WeightMemory)]
         for other in siblings:
             other.engines.forget()
-        held = release(model, precision, dispatch.layout_of(precision), *others)
+        held = release(model, precision, *others)
         self._released = held
         for other in siblings:  # they share the panels, too
             other._released = held.shared()
@@ -113,16 +113,8 @@ class WeightMemory(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """As nn.Module's, with timm's names; another image size's positions are refused by name."""
-        theirs = state_dict.get("pos_embed") if isinstance(state_dict, Mapping) else None
-        ours = self.pos_embed
-        if isinstance(theirs, Tensor) and ours is not None and theirs.ndim == ours.ndim:
-            if theirs.shape != ours.shape and theirs.shape[-1] == ours.shape[-1]:
-                raise RuntimeError(
-                    f"ViT.load_state_dict: pos_embed has {theirs.shape[1]} positions, the model"
-                    f" {ours.shape[1]}: the checkpoint is of another image size. Build the model at"
-                    f" that size, load, then call model.set_input_size; or use"
-                    f" vitkern.weights.timm.load(model, state, resize_positions=True)"
-                )
+        if isinstance(state_dict, Mapping):
+            positions.refuse_another_size(state_dict.get("pos_embed"), self.pos_embed)
         result = super().load_state_dict(state_dict, strict, assign)
         self.repack()
         return result

@@ -210,20 +210,20 @@ void check(const forward_args& a) {
   c.size("B", a.B), c.size("T", a.T), c.size("depth", a.depth);
   c.size("C", a.C, 1), c.size("D", a.D, 1), c.size("H", a.H, 1), c.size("F", a.F, 1);
   c.size("py", a.py, 1), c.size("px", a.px, 1);
-  c.size("Y", a.Y, 1), c.multiple("Y", a.Y, "py", a.py), c.size("X", a.X, 1),
-      c.multiple("X", a.X, "px", a.px);
-  const int64_t patches = c.count("patches", {a.Y / a.py, a.X / a.px}), S = a.T + patches;
   const int64_t P = c.count("a patch", {a.C, a.py, a.px});
-  for (const int64_t width : {3 * a.D, a.F, P}) c.count("a layer's rows", {S, width, kFloat});
-  c.array("image", a.image, bytes_of(a.image_dtype),
-          {Axis{a.B, a.b_stride}, {a.C, a.c_stride}, {a.Y, a.y_stride}, {a.X, a.x_stride}});
-  c.array("prefix", a.prefix, kFloat, {a.T, a.D});
   c.pixels(a.mean, a.std, a.C);
-  for (int64_t i = 0; a.biases && i < a.depth; ++i)
-    c.array("an attention bias", a.biases[i], kFloat, {a.H, S, S});
-  const int64_t rows = a.pool == Pool::tokens ? S : 1;
-  const int64_t width = a.pool != Pool::tokens && a.head.panels ? a.head.N : a.D;
-  c.array("y", a.y, kFloat, {a.B, rows, width});
+  for (const ForwardImage* i = a.images; i != a.images + a.B; ++i) {
+    c.size("Y", i->Y, 1), c.multiple("Y", i->Y, "py", a.py), c.size("X", i->X, 1),
+        c.multiple("X", i->X, "px", a.px);
+    const int64_t patches = c.count("patches", {i->Y / a.py, i->X / a.px}), S = a.T + patches;
+    for (const int64_t width : {3 * a.D, a.F, P}) c.count("a layer's rows", {S, width, kFloat});
+    c.array("image", i->pixels, bytes_of(a.image_dtype),
+            {Axis{a.C, i->c_stride}, {i->Y, i->y_stride}, {i->X, i->x_stride}});
+    c.array("prefix", i->prefix, kFloat, {a.T, a.D});
+    for (int64_t block = 0; i->biases && block < a.depth; ++block)
+      c.array("an attention bias", i->biases[block], kFloat, {a.H, S, S});
+    if (!i->y) c.refuse("y is null");
+  }
 }
 
 void check(const calibrate_args& a) {

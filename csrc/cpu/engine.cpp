@@ -1,5 +1,6 @@
 #include "engine.hpp"
 
+#include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -16,6 +17,14 @@ namespace {
 std::string shape(int64_t N, int64_t K) {
   std::string text = std::to_string(N);
   return text.insert(0, "(").append(", ").append(std::to_string(K)).append(")");
+}
+
+void check_alike(const EngineInput& a, const EngineInput& b) {
+  if (a.threads != b.threads || a.dtype != b.dtype || a.T != b.T || a.mean != b.mean ||
+      a.std != b.std || a.pool != b.pool || a.head != b.head)
+    throw std::invalid_argument(
+        "vitkern engine: the inputs of a forward differ in threads, dtype, T, mean, std, pool or"
+        " head");
 }
 
 }  // namespace
@@ -160,29 +169,38 @@ size_t Engine::packed_bytes() const {
   return total;
 }
 
-void Engine::forward(const EngineInput& in) const {
+void Engine::forward(std::span<const EngineInput> inputs) const {
   const EngineConfig& c = config_;
   const Layers& layers = [&]() -> const Layers& {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!layers_) throw std::logic_error("vitkern engine: finish() was not called");
     return *layers_;
   }();
-  if (!in.biases.empty() && in.biases.size() != layers.blocks.size())
-    throw std::invalid_argument("vitkern engine: attention biases for every block or for none");
+  if (inputs.empty()) return;
+  const EngineInput& in = inputs.front();
+  const PackedLinear head = in.head ? layers.head : PackedLinear{};
+  std::vector<ForwardImage> images;
+  for (const EngineInput& other : inputs) {
+    check_alike(in, other);
+    if (!other.biases.empty() && other.biases.size() != layers.blocks.size())
+      throw std::invalid_argument("vitkern engine: attention biases for every block or for none");
+    add_images(other, head.panels ? head.N : c.width, images);
+  }
+  const auto patches = [&](const ForwardImage& i) { return (i.Y / c.patch_y) * (i.X / c.patch_x); };
+  std::stable_sort(images.begin(), images.end(), [&](const ForwardImage& a, const ForwardImage& b) {
+    return patches(a) > patches(b);
+  });
+  std::vector<int64_t> rows{0};
+  for (const ForwardImage& i : images) rows.push_back(rows.back() + in.T + patches(i));
   vitkern::forward(isa_, {.threads = in.threads,
                           .image_dtype = in.dtype,
                           .precision = c.precision,
-                          .image = in.image,
-                          .prefix = in.prefix,
-                          .position = in.position,
+                          .images = images.data(),
+                          .rows = rows.data(),
                           .mean = in.mean,
                           .std = in.std,
-                          .biases = in.biases.empty() ? nullptr : in.biases.data(),
-                          .y = in.y,
-                          .B = in.B,
+                          .B = static_cast<int64_t>(images.size()),
                           .C = c.channels,
-                          .Y = in.Y,
-                          .X = in.X,
                           .py = c.patch_y,
                           .px = c.patch_x,
                           .D = c.width,
@@ -190,12 +208,8 @@ void Engine::forward(const EngineInput& in) const {
                           .H = c.heads,
                           .F = c.mlp_width,
                           .depth = c.depth,
-                          .b_stride = in.strides[0],
-                          .c_stride = in.strides[1],
-                          .y_stride = in.strides[2],
-                          .x_stride = in.strides[3],
                           .patch = layers.patch,
-                          .head = in.head ? layers.head : PackedLinear{},
+                          .head = head,
                           .norm_pre = layers.norm_pre,
                           .norm = layers.norm,
                           .fc_norm = in.pool == Pool::tokens ? NormVectors{} : layers.fc_norm,
@@ -203,6 +217,34 @@ void Engine::forward(const EngineInput& in) const {
                           .eps = c.eps,
                           .activation = c.activation,
                           .pool = in.pool});
+}
+
+// The images of an input, one by one, after a look at the batch as a whole; width: of y's rows.
+void Engine::add_images(const EngineInput& in, int64_t width,
+                        std::vector<ForwardImage>& images) const {
+  const EngineConfig& c = config_;
+  const Check check("forward");
+  check.size("B", in.B), check.size("T", in.T), check.size("Y", in.Y, 1), check.size("X", in.X, 1);
+  check.image_dtype(in.dtype);
+  const int64_t element = bytes_of(in.dtype);
+  const auto [b, ch, y, x] = in.strides;
+  check.array("image", in.image, element, {Axis{in.B, b}, {c.channels, ch}, {in.Y, y}, {in.X, x}});
+  const int64_t patches = check.count("patches", {in.Y / c.patch_y, in.X / c.patch_x});
+  check.count("B * S", {in.B, in.T + patches});
+  const int64_t each =
+      in.pool == Pool::tokens ? check.count("y", {in.T + patches, c.width}) : width;
+  check.array("y", in.y, sizeof(float), {in.B, each});
+  for (int64_t i = 0; i < in.B; ++i)
+    images.push_back({.pixels = static_cast<const char*>(in.image) + i * b * element,
+                      .Y = in.Y,
+                      .X = in.X,
+                      .c_stride = ch,
+                      .y_stride = y,
+                      .x_stride = x,
+                      .prefix = in.prefix,
+                      .position = in.position,
+                      .biases = in.biases.empty() ? nullptr : in.biases.data(),
+                      .y = in.y + i * each});
 }
 
 }  // namespace vitkern

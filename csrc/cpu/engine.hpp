@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,10 @@ class Engine {
   void set_packed(const std::string& name, PackedPtr matrix);  // in this engine's layout
   void set_vector(const std::string& name, const float* data, int64_t n);
   void finish();  // throws std::invalid_argument for a missing, misshapen or unknown weight
-  void forward(const EngineInput& input) const;
+  // Inputs may differ in their images, the images' sizes and what depends on these; in nothing
+  // else.
+  void forward(std::span<const EngineInput> inputs) const;
+  void forward(const EngineInput& input) const { forward({&input, 1}); }
 
   int64_t classes() const;
   size_t packed_bytes() const;
@@ -49,6 +53,7 @@ class Engine {
   };
   class Reader;
   void check_open() const;
+  void add_images(const EngineInput& in, int64_t width, std::vector<ForwardImage>& images) const;
 
   const Isa isa_;
   const EngineConfig config_;

@@ -2,13 +2,17 @@
 //
 // While there are at least as many images as threads, each thread takes groups of images through
 // all layers without a barrier. The images that remain (fewer than threads) are computed by all
-// threads together, which share columns and heads. Both ways give the same bits.
+// threads together, which share columns and heads (schedule.hpp). Both ways give the same bits.
+//
+// Images of a group may differ in size: their rows lie one after another, without padding. GEMMs
+// and norms work row by row and never see where an image ends; patches, attention and pooling do.
 #include "arena.hpp"
 #include "flash.hpp"
 #include "gemm.hpp"
 #include "kernels.hpp"
 #include "mlp.hpp"
 #include "patches.hpp"
+#include "schedule.hpp"
 #include "scratch.hpp"
 #include "steps.hpp"
 
@@ -19,27 +23,25 @@ Weights weights(const forward_args& a, const PackedLinear& l, const Weights* nex
   return {a.precision, DType::f32, l.panels, l.N, l.K, true, next};
 }
 
-struct Sizes {                  // of a group of G images
-  int64_t G, patches, S, M, P;  // images, patches, tokens, rows, pixels of a patch
+struct Sizes {   // of a group of images
+  int64_t M, P;  // rows, pixels of a patch
   DType qkv_dtype;
   int64_t qkv_stride;
   MlpScratch mlp;
   int64_t x, h, wide;                       // floats of the buffers that a team shares
   int64_t for_gemm, for_heads, per_thread;  // floats of a thread's scratch
 
-  Sizes(const forward_args& a, const Image& image, int64_t group, int threads)
-      : G(group),
-        patches(image.patches()),
-        S(a.T + patches),
-        M(G * S),
-        P(image.row_length()),
+  Sizes(const forward_args& a, ImageGroup group, int threads)
+      : M(a.rows[group.end] - a.rows[group.begin]),
+        P(a.C * a.py * a.px),
         qkv_dtype(row_dtype(a.precision)),
         qkv_stride(qkv_dtype == DType::f32 ? row_stride(3 * a.D)
                                            : 2 * row_stride(ceil_div(3 * a.D, 2))),
         mlp(M, a.D, a.F, a.precision, threads) {
+    const int64_t S = a.rows[group.begin + 1] - a.rows[group.begin];  // the first has the most
     const int64_t qkv = M * qkv_stride / (qkv_dtype == DType::f32 ? 1 : 2);
     x = round_up(M * a.D, kLine);
-    h = Left::floats(max(M, G), max(a.D, P), a.precision);
+    h = Left::floats(M, max(a.D, P), a.precision);
     wide = round_up(max(qkv, mlp.shared), kLine);
     for_gemm = max(gemm_scratch(M, max(a.D, P), a.precision), mlp.per_thread);
     for_heads = max(FlashScratch(S, a.D / a.H, a.precision).total, row_stride(max(a.D, P)));
@@ -51,14 +53,17 @@ struct Sizes {                  // of a group of G images
 // One group of images through all layers by one team. x (M, D) is the residual stream.
 struct Pass {
   const forward_args& a;
-  const Image& image;
   const Sizes& n;
   const Team& team;
   float *x, *h, *wide, *scratch;  // (M, D), (M, D or P), (M, 3D) or the MLP's, this thread's
-  int64_t first;                  // image of the batch
-  int64_t images;                 // of this group, <= n.G
+  ImageGroup group;
 
-  int64_t rows() const { return images * n.S; }
+  int64_t images() const { return group.end - group.begin; }
+  int64_t rows() const { return n.M; }
+  // Of image b of the group: itself, its first row, how many it has.
+  const ForwardImage& image(int64_t b) const { return a.images[group.begin + b]; }
+  int64_t start(int64_t b) const { return a.rows[group.begin + b] - a.rows[group.begin]; }
+  int64_t tokens(int64_t b) const { return start(b + 1) - start(b); }
   Left left(int64_t K) const { return Left::at(h, K, a.precision); }
 
   // The row of D floats at `from`, normalised.
@@ -66,24 +71,58 @@ struct Pass {
     Norm{{DType::f32, from, 0}, norm.weight, norm.bias, a.D, a.eps}.row(0, DType::f32, to);
   }
 
+  struct Patch {
+    int64_t b, patch;
+  };
+  // Patch m of the group's, in the order of their images.
+  Patch patch_at(int64_t m) const {
+    int64_t low = 0, high = images();  // low: an image that begins at m or before
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      (start(middle) - middle * a.T <= m ? low : high) = middle;
+    }
+    return {low, m - (start(low) - low * a.T)};
+  }
+
+  Image pixels(const ForwardImage& i) const {
+    return {.dtype = a.image_dtype,
+            .data = i.pixels,
+            .C = a.C,
+            .Y = i.Y,
+            .X = i.X,
+            .py = a.py,
+            .px = a.px,
+            .b_stride = 0,
+            .c_stride = i.c_stride,
+            .y_stride = i.y_stride,
+            .x_stride = i.x_stride,
+            .mean = a.mean,
+            .std = a.std};
+  }
+
   void embed() const {
-    const int64_t M = images * n.patches;
-    const Left pixels = left(n.P);
-    const Range mine = team.share(images);
+    const int64_t M = rows() - images() * a.T;
+    const Left patches = left(n.P);
+    const Range mine = team.share(images());
     for (int64_t b = mine.begin; b < mine.end; ++b)
-      if (a.T) memcpy(x + b * n.S * a.D, a.prefix, a.T * a.D * sizeof(float));
-    fill(team, pixels, M, n.P, scratch + n.for_gemm, [&](int64_t m, float* row) {
-      unfold_patch(image, first + m / n.patches, m % n.patches, row);
+      if (a.T) memcpy(x + start(b) * a.D, image(b).prefix, a.T * a.D * sizeof(float));
+    fill(team, patches, M, n.P, scratch + n.for_gemm, [&](int64_t m, float* row) {
+      const auto [b, patch] = patch_at(m);
+      unfold_patch(pixels(image(b)), 0, patch, row);
     });
     const Weights then = weights(a, a.depth ? a.blocks[0].qkv : a.head);
-    gemm(team, pixels, M, weights(a, a.patch, then.data ? &then : nullptr), scratch,
-         PatchEpilogue{.bias = a.patch.bias,
-                       .position = a.position,
-                       .dtype = DType::f32,
-                       .y = x,
-                       .D = a.D,
-                       .T = a.T,
-                       .patches = n.patches});
+    gemm(team, patches, M, weights(a, a.patch, then.data ? &then : nullptr), scratch,
+         [&](int64_t m, int64_t n0, int64_t columns, float* c) {
+           const auto [b, patch] = patch_at(m);
+           const PatchEpilogue store{.bias = a.patch.bias,
+                                     .position = image(b).position,
+                                     .dtype = DType::f32,
+                                     .y = x + start(b) * a.D,
+                                     .D = a.D,
+                                     .T = a.T,
+                                     .patches = tokens(b) - a.T};
+           store(patch, n0, columns, c);
+         });
     team.sync();
     if (!a.norm_pre.weight) return;
     const Range all = team.share(rows());
@@ -104,36 +143,49 @@ struct Pass {
     team.sync();
   }
 
-  // Queries [0, queries) of every head: row b * queries + i of h = attention of query i of image b.
-  void attend_heads(const float* bias, int64_t queries) const {
+  // Attention of image b to its rows of h; with `first` of its first token alone, to row b.
+  void attend_heads(int64_t block, bool first) const {
     const int64_t E = a.D / a.H;
     const Left y = left(a.D);
-    share_heads(team, images * a.H, queries, [&](int64_t item, Range some) {
-      const int64_t b = item / a.H, head = item % a.H;
-      const Rows qkv{n.qkv_dtype, wide, n.qkv_stride};
-      attend({.q = qkv.from(b * n.S, head * E),
-              .k = qkv.from(b * n.S, a.D + head * E),
-              .v = qkv.from(b * n.S, 2 * a.D + head * E),
-              .bias = bias ? bias + head * n.S * n.S : nullptr,
-              .bias_stride = n.S,
-              .precision = a.precision,
-              .lse = nullptr,
-              .S = n.S,
-              .E = E,
-              .scale = 1 / sqrtf(static_cast<float>(E)),
-              .dropout = {},
-              .first_element = 0},
-             some, {0, n.S}, scratch + n.for_gemm,
-             [&](int64_t i, const float* o) { y.put(b * queries + i, head * E, o, E); });
-    });
+    for (int64_t begin = 0, end = 0; begin < images(); begin = end) {  // images of equal length
+      const int64_t S = tokens(begin);
+      while (end < images() && tokens(end) == S) ++end;
+      share_heads(team, (end - begin) * a.H, first ? 1 : S, [&](int64_t item, Range some) {
+        const int64_t b = begin + item / a.H, head = item % a.H, to = first ? b : start(b);
+        const Rows qkv{n.qkv_dtype, wide, n.qkv_stride};
+        const float* const bias = image(b).biases ? image(b).biases[block] : nullptr;
+        attend({.q = qkv.from(start(b), head * E),
+                .k = qkv.from(start(b), a.D + head * E),
+                .v = qkv.from(start(b), 2 * a.D + head * E),
+                .bias = bias ? bias + head * S * S : nullptr,
+                .bias_stride = S,
+                .precision = a.precision,
+                .lse = nullptr,
+                .S = S,
+                .E = E,
+                .scale = 1 / sqrtf(static_cast<float>(E)),
+                .dropout = {},
+                .first_element = 0},
+               some, {0, S}, scratch + n.for_gemm,
+               [&](int64_t i, const float* o) { y.put(to + i, head * E, o, E); });
+      });
+    }
     team.sync();
-    settle(team, y, images * queries);
+    settle(team, y, first ? images() : rows());
   }
 
-  // Every step-th row leaves the block; the others only serve as keys and values.
-  void block(int64_t i, int64_t step) const {
+  // Row b of x = the first token of image b. In order, so that no row is lost: start(b) >= b.
+  void keep_first_tokens() const {
+    if (team.rank) return;
+    for (int64_t b = 0; b < images(); ++b)
+      memmove(x + b * a.D, x + start(b) * a.D, a.D * sizeof(float));
+  }
+
+  // With `first` only the images' first tokens leave the block, as the first rows of x; the others
+  // only serve as keys and values.
+  void block(int64_t i, bool first) const {
     const BlockWeights& w = a.blocks[i];
-    const int64_t M = rows() / step;
+    const int64_t M = first ? images() : rows();
     const Weights after = weights(a, i + 1 < a.depth ? a.blocks[i + 1].qkv : a.head);
     const Weights fc2 = weights(a, w.fc2, after.data ? &after : nullptr);
     const Weights fc1 = weights(a, w.fc1), proj = weights(a, w.proj, &fc1);
@@ -147,16 +199,17 @@ struct Pass {
     team.sync();
     if (w.q_norm.weight) normalise_heads(w);
     step_done(Step::qkv);
-    attend_heads(a.biases ? a.biases[i] : nullptr, n.S / step);
+    if (first) keep_first_tokens();
+    attend_heads(i, first);
     step_done(Step::attention);
     gemm(team, left(a.D), M, proj, scratch,
          ResidualEpilogue{.bias = w.proj.bias,
                           .gamma = w.gamma1,
                           .dtype = DType::f32,
                           .residual = x,
-                          .residual_stride = step * a.D,
+                          .residual_stride = a.D,
                           .y = x,
-                          .y_stride = step * a.D,
+                          .y_stride = a.D,
                           .N = a.D});
     team.sync();
     step_done(Step::proj);
@@ -179,25 +232,26 @@ struct Pass {
                        .S = M,
                        .D = a.D,
                        .F = a.F,
-                       .x_stride = step * a.D,
+                       .x_stride = a.D,
                        .eps = a.eps,
                        .activation = a.activation,
                        .dropout = {},
                        .path = {}};
-    Mlp{mlp, step * a.D, fc1, fc2, n.mlp}.run(team, wide, scratch);
+    Mlp{mlp, a.D, fc1, fc2, n.mlp}.run(team, wide, scratch);
     step_done(Step::mlp);
   }
 
   // The pooled features of image b, (D).
   void pool(int64_t b, float* to) const {
-    const float* const from = x + b * n.S * a.D;
     if (a.pool == Pool::token) {
-      memcpy(to, from, a.D * sizeof(float));
+      memcpy(to, x + b * a.D, a.D * sizeof(float));
     } else {
+      const float* const from = x + start(b) * a.D;
+      const int64_t S = tokens(b);
       for (int64_t i = 0; i < a.D; i += Vec::kLanes) {
         Vec sum = Vec::set(0);
-        for (int64_t s = a.T; s < n.S; ++s) sum = sum + Vec::load(from + s * a.D + i, a.D - i);
-        (sum / Vec::set(static_cast<float>(n.patches))).store(to + i, a.D - i);
+        for (int64_t s = a.T; s < S; ++s) sum = sum + Vec::load(from + s * a.D + i, a.D - i);
+        (sum / Vec::set(static_cast<float>(S - a.T))).store(to + i, a.D - i);
       }
     }
     if (a.fc_norm.weight) normalise(a.fc_norm, to, to);
@@ -205,87 +259,96 @@ struct Pass {
 
   void finish() const {
     if (a.norm.weight) {
-      const int64_t step = a.pool == Pool::token ? n.S : 1;  // only the pooled rows need it
-      const Range part = team.share(rows() / step);
-      for (int64_t m = part.begin; m < part.end; ++m)
-        normalise(a.norm, x + m * step * a.D, x + m * step * a.D);
+      const Range part = team.share(a.pool == Pool::token ? images() : rows());
+      for (int64_t m = part.begin; m < part.end; ++m) normalise(a.norm, x + m * a.D, x + m * a.D);
       team.sync();
     }
     if (a.pool == Pool::tokens) {
-      const Range mine = team.share(rows());
-      memcpy(a.y + (first * n.S + mine.begin) * a.D, x + mine.begin * a.D,
-             (mine.end - mine.begin) * a.D * sizeof(float));
+      for (int64_t b = 0; b < images(); ++b) {
+        const Range mine = team.share(tokens(b));
+        memcpy(image(b).y + mine.begin * a.D, x + (start(b) + mine.begin) * a.D,
+               (mine.end - mine.begin) * a.D * sizeof(float));
+      }
       team.sync();
       return;
     }
     if (!a.head.panels) {
-      const Range mine = team.share(images);
-      for (int64_t b = mine.begin; b < mine.end; ++b) pool(b, a.y + (first + b) * a.D);
+      const Range mine = team.share(images());
+      for (int64_t b = mine.begin; b < mine.end; ++b) pool(b, image(b).y);
       team.sync();
       return;
     }
     const Left pooled = left(a.D);
-    fill(team, pooled, images, a.D, scratch + n.for_gemm,
+    fill(team, pooled, images(), a.D, scratch + n.for_gemm,
          [&](int64_t b, float* row) { pool(b, row); });
-    gemm(team, pooled, images, weights(a, a.head), scratch,
-         StoreEpilogue<Plain>{.bias = a.head.bias,
-                              .activation = Activation::none,
-                              .y = {DType::f32, a.y + first * a.head.N, a.head.N}});
+    gemm(team, pooled, images(), weights(a, a.head), scratch,
+         [&](int64_t b, int64_t n0, int64_t columns, float* c) {
+           const StoreEpilogue<Plain> store{.bias = a.head.bias,
+                                            .activation = Activation::none,
+                                            .y = {DType::f32, image(b).y, 0}};
+           store(0, n0, columns, c);
+         });
     team.sync();
   }
 
   void run() const {
+    const bool token = a.pool == Pool::token;
     steps_begin();
     embed();
     step_done(Step::embed);
-    for (int64_t i = 0; i < a.depth; ++i)
-      block(i, a.pool == Pool::token && i + 1 == a.depth ? n.S : 1);
+    for (int64_t i = 0; i < a.depth; ++i) block(i, token && i + 1 == a.depth);
+    if (token && !a.depth) {
+      keep_first_tokens();
+      team.sync();
+    }
     finish();
     step_done(Step::head);
   }
 };
 
-// Images [range) by one team, in groups; `memory` holds the team's shared buffers, then a part for
-// each thread.
-void run_images(const forward_args& a, const Image& image, const Sizes& n, const Team& team,
-                Range range, float* memory) {
+// A group by one team; `memory` holds the team's shared buffers, then a part for each thread.
+void run_group(const forward_args& a, ImageGroup group, const Team& team, float* memory) {
+  const Sizes n(a, group, team.size);
   float* const x = memory;
   float* const h = x + n.x;
   float* const wide = h + n.h;
   float* const scratch = memory + n.shared() + team.rank * n.per_thread;
-  for (int64_t first = range.begin; first < range.end; first += n.G)
-    Pass{a, image, n, team, x, h, wide, scratch, first, min(n.G, range.end - first)}.run();
+  Pass{a, n, team, x, h, wide, scratch, group}.run();
+}
+
+// Floats of memory that the largest of some groups needs, by a team of so many threads.
+int64_t most_memory(const forward_args& a, const ImageGroups& groups, int threads) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < groups.count; ++i) {
+    const Sizes n(a, groups.first[i], threads);
+    most = max(most, round_up(n.shared() + threads * n.per_thread, 1024));
+  }
+  return most;
 }
 
 }  // namespace
 
 void forward(const forward_args& a) {
-  const Image image = image_of(a);
-  const int64_t S = a.T + image.patches(), whole = a.B / a.threads * a.threads, rest = a.B - whole;
-  const int64_t most = max(1, ceil_div(group_rows(a.precision), max(S, 1)));  // images in a group
-  // The same number of groups for each thread, the larger groups first: the threads end together.
-  const int64_t groups = a.threads * ceil_div(whole / a.threads, most);
-  const Sizes alone(a, image, max(1, ceil_div(whole, max(groups, 1))), 1);
-  const Sizes together(a, image, max(1, min(most, rest)), a.threads);
-  const int64_t each = round_up(alone.shared() + alone.per_thread, 1024);
-  const int64_t floats = max(whole ? a.threads * each : 0,
-                             rest ? together.shared() + a.threads * together.per_thread : 0);
   if (!a.B) return;
-  const Lease lease(floats * sizeof(float));
-  if (whole) {
+  const Schedule schedule(a, group_rows(a.precision));
+  const ImageGroups alone = schedule.alone(), together = schedule.together();
+  const int64_t each = most_memory(a, alone, 1);
+  const Lease lease(max(a.threads * each, most_memory(a, together, a.threads)) * sizeof(float));
+  if (alone.count) {
     int64_t next = 0;  // the first group that is not taken: a thread that is held up takes fewer
     run_team(a.threads, [&](const Team& all) {
       float* const memory = lease.floats() + all.rank * each;
       for (;;) {
         const int64_t i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-        if (i >= groups) break;
-        run_images(a, image, alone, Team{0, 1}, even_part(whole, i, groups), memory);
+        if (i >= alone.count) break;
+        run_group(a, alone.first[i], Team{0, 1}, memory);
       }
     });
   }
-  if (rest)
+  if (together.count)
     run_team(a.threads, [&](const Team& team) {
-      run_images(a, image, together, team, {whole, a.B}, lease.floats());
+      for (int64_t i = 0; i < together.count; ++i)
+        run_group(a, together.first[i], team, lease.floats());
     });
 }
 

@@ -84,19 +84,25 @@ struct BlockWeights {
 // All rows, the class row, or the mean of the patches.
 enum class Pool : int32_t { tokens, token, mean };
 
+// One image of a forward, and what depends on its size.
+struct ForwardImage {
+  const void* pixels;  // (C, Y, X) by strides
+  int64_t Y, X, c_stride, y_stride, x_stride;
+  const float* prefix;         // (T, D) or null
+  const float* position;       // (patches, D) or null
+  const float* const* biases;  // (depth) of attention, each (H, S, S); or null
+  float* y;                    // tokens (S, D), or pooled (D), or logits (classes)
+};
+
 struct forward_args {
   int threads;
   DType image_dtype;
   Precision precision;
-  const void* image;           // (B, C, Y, X) by strides
-  const float* prefix;         // (T, D) or null
-  const float* position;       // (patches, D) or null
+  const ForwardImage* images;  // (B), those of the most tokens first
+  const int64_t* rows;         // (B + 1): tokens of the images before each
   const float* mean;           // (C) or null
   const float* std;            // (C) or null
-  const float* const* biases;  // (depth) of attention, each (H, S, S); or null
-  float* y;                    // tokens (B, S, D), or pooled (B, D), or logits (B, classes)
-  int64_t B, C, Y, X, py, px, D, T, H, F, depth;
-  int64_t b_stride, c_stride, y_stride, x_stride;
+  int64_t B, C, py, px, D, T, H, F, depth;
   PackedLinear patch, head;
   NormVectors norm_pre, norm, fc_norm;  // before the blocks; of every row; of the pooled row
   const BlockWeights* blocks;           // (depth)

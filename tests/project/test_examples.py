@@ -70,7 +70,17 @@ def ahead_of_time(run, tmp_path) -> None:
     assert len(re.findall(r"sm_80/\w+-[0-9a-f]{16}\.cubin +\d+ bytes", said)) == 2
 
 
-CHECKS = (accelerate_timm, extract_features, extract_features_of_files, fine_tune, ahead_of_time)
+def mixed_sizes(run, tmp_path) -> None:
+    said = run("--scale", 0.25, "--seconds", 0)
+    assert "32 x 64 pixels, 9 tokens" in said and "80 x 64 pixels, 21 tokens" in said
+    assert "each image has the logits of a call of its own: True" in said
+    assert len(re.findall(r" +[\d.]+ us per token$", said, re.M)) == 4
+
+
+CHECKS = (
+    accelerate_timm, extract_features, extract_features_of_files, fine_tune, ahead_of_time,
+    mixed_sizes,
+)  # fmt: skip
 
 
 def script_of(check) -> str:

@@ -27,12 +27,13 @@ MAY_IMPORT = {
     "quantisation": "model int8",
     "packed_file": "model int8 config",
     "engines.trace": "model engines config gpu precision",
-    "model": "weight_memory timm_api dispatch engines layers ops positions summary config"
+    "model": "packed weight_memory timm_api dispatch engines layers ops positions summary config"
     " precision",
+    "packed": "dispatch layers",
     "timm_api": "layers positions config",
-    "weight_memory": "dispatch engines",
+    "weight_memory": "dispatch engines positions",
     "summary": "config",
-    "dispatch": "engines gpu.runtime cpu config precision _C",
+    "dispatch": "engines gpu.runtime cpu config precision",
     "engines": "layers positions config registry precision int8 gpu.runtime gpu cpu packing _C",
     "layers": "ops positions config philox",
     "weights": "positions config",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,17 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def tokens(self, image: Tensor) -> Tensor:
         """What `ViT.forward_features` returns: (B, S, D)."""
+
+    def mixed_logits(self, images: Sequence[Tensor]) -> Tensor:
+        """`logits` of images (1, C, Y, X) of any sizes, in one call: (images, classes).
+
+        Not with pool="none", whose results differ in size. dispatch.py asks no GPU engine for it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes images of one size")
+
+    def mixed_tokens(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """`tokens` of images (1, C, Y, X) of any sizes, in one call: (1, S, D) of each."""
+        raise NotImplementedError(f"{type(self).__name__} takes images of one size")
 
 
 class Engines:

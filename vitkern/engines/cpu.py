@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
 _HEAD = ("head.", "head_norm.", "pre_logits.")
 _CALLS_KEPT = 64  # kinds of calls, by the image's shape and strides
-_GRIDS_KEPT = 8  # image sizes whose positions and attention biases are remembered
+# Image sizes whose positions are remembered; fewer with attention biases, which are (H, S, S).
+_GRIDS_KEPT, _GRIDS_WITH_BIASES_KEPT = 64, 8
 
 
 class CpuEngine(Engine):
@@ -109,13 +111,38 @@ class CpuEngine(Engine):
 
     def _run(self, want: str, image: Tensor) -> Tensor:
         image = stored(image)
-        key = (want, image.shape, image.stride(), image.dtype)
-        call = self._calls.get(key) or self._call(key)
+        call = self._call_of(want, image)
         y = self._result.new_empty(*call.shape)
         self._native.forward(
             threads=torch.get_num_threads(), image=image.data_ptr(), y=y.data_ptr(), **call.fields
         )  # fmt: skip
         return y if self.dtype is torch.float32 else y.to(self.dtype)
+
+    def mixed_logits(self, images: Sequence[Tensor]) -> Tensor:
+        if not self._whole_head:
+            return torch.cat([self.model.forward_head(rows) for rows in self.mixed_tokens(images)])
+        return torch.cat(self._run_mixed("logits", images))
+
+    def mixed_tokens(self, images: Sequence[Tensor]) -> list[Tensor]:
+        return self._run_mixed("tokens", images)
+
+    def _run_mixed(self, want: str, images: Sequence[Tensor]) -> list[Tensor]:
+        """One native call for images of any sizes."""
+        images = [stored(image) for image in images]
+        calls = [self._call_of(want, image) for image in images]
+        results = [self._result.new_empty(*call.shape) for call in calls]
+        threads = torch.get_num_threads()
+        self._native.forward_all(
+            [
+                {"threads": threads, "image": image.data_ptr(), "y": y.data_ptr(), **call.fields}
+                for image, y, call in zip(images, results, calls, strict=True)
+            ]
+        )
+        return [y.to(self.dtype) for y in results]
+
+    def _call_of(self, want: str, image: Tensor) -> _Call:
+        key = (want, image.shape, image.stride(), image.dtype)
+        return self._calls.get(key) or self._call(key)
 
     def _call(self, key: _Key) -> _Call:
         """What calls of a kind share."""
@@ -153,7 +180,7 @@ class CpuEngine(Engine):
                 "biases": [cpu.address(b) for b in biases],
             }
             found = self._grids[grid_y, grid_x] = _Grid((prefix, position, *biases), addresses)
-            while len(self._grids) > _GRIDS_KEPT:
+            while len(self._grids) > (_GRIDS_WITH_BIASES_KEPT if biases else _GRIDS_KEPT):
                 self._grids.popitem(last=False)
                 self._calls.clear()  # which keep their grids' memory
         return found

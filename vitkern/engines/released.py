@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import _C, packing
+from .. import _C, cpu, packing
 from . import Unpackable
 
 if TYPE_CHECKING:
@@ -82,10 +82,11 @@ class Released:
         )
 
 
-def release(model: ViT, precision: str, layout: int, *others: nn.Module) -> Released:
+def release(model: ViT, precision: str, *others: nn.Module) -> Released:
     """Pack the model's matrices one by one, each in its parameter's place, here and in `others`."""
     from .cpu import matrix_names
 
+    layout = _C.engine_layout("", cpu.PRECISIONS[precision])
     engines = model.engines
     there = engines.matrices(precision)
     engines.forget()

@@ -79,6 +79,8 @@ struct Case {
 
 // engine_test.cpp
 void test_engine(const Case& c, int64_t B);
+void test_mixed_sizes(const Case& c);
+void test_schedule();
 void test_refusals(const Case& c);
 void test_fingerprint();
 

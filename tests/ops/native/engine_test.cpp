@@ -10,6 +10,7 @@
 
 #include "checks.hpp"
 #include "cpu/fingerprint.hpp"
+#include "cpu/schedule.hpp"
 
 using namespace vitkern;
 
@@ -168,6 +169,70 @@ void test_engine(const Case& c, int64_t B) {
     engine.forward(in);
   }
   expect(buffers.y.f == single.f, c.name("engine") + ": a batch differs from its images");
+}
+
+// Images of three sizes in one call give the bits that they give alone.
+void test_mixed_sizes(const Case& c) {
+  Engine engine(c.isa, config(c));
+  fill(engine);
+  engine.finish();
+  constexpr std::pair<int64_t, int64_t> kSizes[] = {{4, 4}, {12, 8}, {4, 12}, {20, 16}, {12, 8}};
+  std::vector<Array> pixels, positions, results;
+  Array prefix(DType::f32, T * D);
+  std::vector<EngineInput> inputs;
+  for (const auto& [y, x] : kSizes) {
+    pixels.emplace_back(DType::f32, C * y * x);
+    positions.emplace_back(DType::f32, y / p * (x / p) * D);
+    results.emplace_back(DType::f32, kClasses, false);
+    EngineInput in = Buffers(1).input(c, 1);
+    in.image = pixels.back().data(), in.Y = y, in.X = x, in.strides = {0, y * x, x, 1};
+    in.prefix = prefix.f.data(), in.position = positions.back().f.data();
+    in.biases = {}, in.y = results.back().f.data();
+    inputs.push_back(in);
+  }
+  engine.forward(inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Array alone(DType::f32, kClasses, false);
+    inputs[i].y = alone.f.data();
+    engine.forward(inputs[i]);
+    expect(alone.f == results[i].f, c.name("engine") + ": an image differs among others");
+  }
+  inputs.back().T = 1;
+  refused(c, "inputs that differ", [&] { engine.forward(inputs); });
+  engine.forward(std::span<const EngineInput>{});
+}
+
+// Every image is in one group, and threads end together where the images allow it.
+void test_schedule() {
+  const std::vector<std::vector<int64_t>> lists = {
+      {197, 197, 197, 197, 197},
+      {401, 325, 257, 257, 197, 197, 145, 101},
+      {1601, 17, 17, 17, 17, 5},
+      {65, 65, 65, 65, 50, 50, 37, 37, 17, 17, 5, 2, 2},
+      {197},
+      {577, 197, 196},
+      {400, 390, 380, 370, 360, 350}};
+  for (const std::vector<int64_t>& tokens : lists)
+    for (const int threads : {1, 2, 3, 8, 64}) {
+      std::vector<int64_t> rows{0};
+      double work = 0;
+      for (const int64_t n : tokens) {
+        rows.push_back(rows.back() + n);
+        const auto length = static_cast<double>(n);
+        work += length * 768 * (4 * 768 + 2 * 3072 + 3 * length);
+      }
+      forward_args a{};
+      a.threads = threads, a.rows = rows.data(), a.B = static_cast<int64_t>(tokens.size());
+      a.D = 768, a.F = 3072;
+      const Schedule schedule(a, 192);
+      std::vector<int> taken(tokens.size());
+      for (const ImageGroups& groups : {schedule.alone(), schedule.together()})
+        for (int64_t i = 0; i < groups.count; ++i)
+          for (int64_t b = groups.first[i].begin; b < groups.first[i].end; ++b) ++taken[b];
+      expect(taken == std::vector<int>(tokens.size(), 1),
+             "schedule: an image is left out or twice");
+      expect(schedule.time() <= 1.25 * work / threads, "schedule: a thread is left at work alone");
+    }
 }
 
 void test_refusals(const Case& c) {

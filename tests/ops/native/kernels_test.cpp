@@ -250,6 +250,7 @@ void test_pipes() {
 
 int main() {
   test_fingerprint();
+  test_schedule();
   test_pipes();
   for (const std::string& isa : available_isas()) {
     const int before = checks;
@@ -276,6 +277,7 @@ int main() {
         test_attention(c, 1, 290, 1, 40);
         test_patch_embed(c, 1, 1, 5, 5, 5, 1, 0, false);
         test_engine(c, 7);
+        test_mixed_sizes(c);
         test_calibrate(c);
         test_refusals(c);
         for (const int64_t M : {1, 15, 16, 17, 49})
