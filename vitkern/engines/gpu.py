@@ -192,10 +192,10 @@ class GpuEngine(Engine):
         return self._run("tokens", image, y)
 
     def _run(self, want: str, image: Tensor, y: Tensor) -> Tensor:
-        image, on_gpu = stored(image), image.is_cuda
+        image = stored(image)
         aligned = image.data_ptr() % 16 == 0  # a promise of the binaries
-        stream = current_stream(image.get_device()) if on_gpu else 0
-        if on_gpu and torch.cuda.is_current_stream_capturing():
+        stream = current_stream(image.get_device()) if image.is_cuda else 0
+        if _capturing(image.device):
             # The graph owns the buffers that are made now, and reads this engine's weights.
             self.held = True
             self._plan(want, image, y, None).run(image, y)
