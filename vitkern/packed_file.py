@@ -2,7 +2,7 @@
 
     blocks.0.attn.qkv.weight         int8, the shape of the parameter
     blocks.0.attn.qkv.weight.scales  float32, one for each of its rows
-    blocks.0.norm1.weight            float32, as every parameter that is no matrix
+    blocks.0.norm1.weight            float32, as every parameter outside the four linear layers
 
 The metadata hold the format's name and the model's configuration as JSON. The order of the integers
 is no instruction set's: a file can be read on any machine.
@@ -59,7 +59,7 @@ def load_packed(path: str | os.PathLike[str]) -> ViT:
     model = ViT(config, device="meta")
     integers = {}
     for name, parameter in model.named_parameters():
-        found = _parameter(path, config, name, parameter, tensors)
+        found = _parameter(path, name, parameter, tensors)
         if isinstance(found, int8.Quantised):
             integers[name], found = found, found.values()
         owner, _, key = name.rpartition(".")
@@ -95,11 +95,10 @@ def _read(path: Path) -> tuple[ViTConfig, dict[str, Tensor]]:
 
 
 def _parameter(
-    path: str | os.PathLike[str], config: ViTConfig, name: str, like: Tensor,
-    tensors: dict[str, Tensor],
-) -> Tensor | int8.Quantised:  # fmt: skip
+    path: str | os.PathLike[str], name: str, like: Tensor, tensors: dict[str, Tensor]
+) -> Tensor | int8.Quantised:
     """Takes a parameter out of what the file has, and checks it."""
-    matrix = int8.is_matrix(config, name, like)
+    matrix = int8.is_matrix(name, like)
     wanted = {name: (torch.int8 if matrix else torch.float32, tuple(like.shape))}
     if matrix:
         wanted[name + SCALES] = (torch.float32, (like.shape[0],))

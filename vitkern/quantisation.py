@@ -1,7 +1,7 @@
 """quantise: turn a model to int8, and report what that costs in accuracy.
 
-`simulated` is the same model in plain PyTorch: every linear layer is `int8.linear`. The engine is
-tested against it.
+`simulated` is the same model in plain PyTorch: every linear layer of a block is `int8.linear`. The
+engine is tested against it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,6 @@ class SimulatedLinear(nn.Module):
         return int8.linear(x, self.weight, self.bias).to(x.dtype)
 
 
-class SimulatedPatches(SimulatedLinear):
-    """The patch embedding's convolution: of images (B, C, Y, X)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        size = self.weight.integers.shape[-1]
-        patches = nn.functional.unfold(x, size, stride=size).mT  # (B, N, C * size * size)
-        grid = x.shape[2] // size, x.shape[3] // size
-        return super().forward(patches).mT.unflatten(2, grid)
-
-
 def simulated(model: ViT) -> ViT:
     """A copy that computes in plain PyTorch what the model does with precision "int8"."""
     copied = copy.deepcopy(model).float().eval()
@@ -62,9 +52,8 @@ def simulated(model: ViT) -> ViT:
 
 
 def _simulated_layer(layer: Any, weight: int8.Quantised) -> SimulatedLinear:
-    """The layer, a Linear or the patch embedding's convolution, with another weight."""
-    kind = SimulatedPatches if weight.integers.ndim == 4 else SimulatedLinear
-    return kind(weight, None if layer.bias is None else layer.bias.detach())
+    """A Linear with another weight."""
+    return SimulatedLinear(weight, None if layer.bias is None else layer.bias.detach())
 
 
 @dataclass(frozen=True)

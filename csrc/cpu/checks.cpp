@@ -179,8 +179,7 @@ void check(const pack_args& a) {
   const Check c("pack");
   c.precision(a.precision);
   c.size("N", a.N), c.size("K", a.K);
-  if (a.precision == Precision::int8) {
-    if (a.dtype != DType::i8) c.refuse("dtype must be i8 where the precision is int8");
+  if (a.precision == Precision::int8 && a.dtype == DType::i8) {
     if (a.K > kMostQuantised)
       c.refuse("K is " + std::to_string(a.K) + ", sums of int8 are exact up to " +
                std::to_string(kMostQuantised));

@@ -106,10 +106,16 @@ class Engine::Reader {
       return {};
     }
     const Packed& p = *found->second;
+    const Precision engines = e_.config_.precision;
+    const bool floats = engines == Precision::int8 && p.precision() != engines;
+    if (floats && name.rfind("blocks.", 0) == 0)
+      complain(name + ".weight",
+               "is not quantised, and int8 leaves no weight of a block in floats");
     if ((N && p.N() != N) || p.K() != K)
       complain(name + ".weight",
                "has shape " + shape(p.N(), p.K()) + ", expected " + shape(N ? N : p.N(), K));
-    return {p.panels(), vector(name + ".bias", p.N(), false), p.N(), p.K()};
+    return {p.panels(), vector(name + ".bias", p.N(), false), p.N(), p.K(),
+            floats ? p.precision() : engines};
   }
 
   void check_all_used() const {

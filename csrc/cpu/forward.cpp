@@ -19,8 +19,8 @@
 namespace vitkern::VITKERN_ISA {
 namespace {
 
-Weights weights(const forward_args& a, const PackedLinear& l, const Weights* next = nullptr) {
-  return {a.precision, DType::f32, l.panels, l.N, l.K, true, next};
+Weights weights(const forward_args&, const PackedLinear& l, const Weights* next = nullptr) {
+  return {l.precision, DType::f32, l.panels, l.N, l.K, true, next};
 }
 
 struct Sizes {   // of a group of images
@@ -64,7 +64,8 @@ struct Pass {
   const ForwardImage& image(int64_t b) const { return a.images[group.begin + b]; }
   int64_t start(int64_t b) const { return a.rows[group.begin + b] - a.rows[group.begin]; }
   int64_t tokens(int64_t b) const { return start(b + 1) - start(b); }
-  Left left(int64_t K) const { return Left::at(h, K, a.precision); }
+  Left left(int64_t K) const { return left(K, a.precision); }
+  Left left(int64_t K, Precision p) const { return Left::at(h, K, p); }
 
   // The row of D floats at `from`, normalised.
   void normalise(const NormVectors& norm, const float* from, float* to) const {
@@ -102,7 +103,7 @@ struct Pass {
 
   void embed() const {
     const int64_t M = rows() - images() * a.T;
-    const Left patches = left(n.P);
+    const Left patches = left(n.P, a.patch.precision);
     const Range mine = team.share(images());
     for (int64_t b = mine.begin; b < mine.end; ++b)
       if (a.T) memcpy(x + start(b) * a.D, image(b).prefix, a.T * a.D * sizeof(float));
@@ -278,7 +279,7 @@ struct Pass {
       team.sync();
       return;
     }
-    const Left pooled = left(a.D);
+    const Left pooled = left(a.D, a.head.precision);
     fill(team, pooled, images(), a.D, scratch + n.for_gemm,
          [&](int64_t b, float* row) { pool(b, row); });
     gemm(team, pooled, images(), weights(a, a.head), scratch,

@@ -43,7 +43,7 @@ struct Dropout {  // philox.hpp; off when threshold is 0
 // terms_amx.hpp).
 struct pack_args {
   Precision precision;
-  DType dtype;          // of weight: i8 where the precision is int8
+  DType dtype;          // of weight: i8 if it is quantised; int8 may leave a weight in fp32
   const void* weight;   // (N, K)
   const float* scales;  // (N) of i8, else null
   void* panels;         // (bytes); null only asks for bytes and layout
@@ -63,10 +63,16 @@ struct unpack_args {
       known;  // false: the panels hold rounded values in a format of their own, nothing is written
 };
 
+// What a weight is multiplied in: int8 leaves one in fp32 that does not come as integers.
+constexpr Precision packed_precision(Precision precision, DType dtype) {
+  return precision == Precision::int8 && dtype != DType::i8 ? Precision::fp32 : precision;
+}
+
 struct PackedLinear {
   const void* panels = nullptr;  // null: the layer is absent
   const float* bias = nullptr;   // (N) or null
   int64_t N = 0, K = 0;
+  Precision precision = Precision::fp32;  // the engine's; fp32 of what int8 leaves in floats
 };
 
 struct NormVectors {

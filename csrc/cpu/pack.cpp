@@ -5,10 +5,11 @@
 namespace vitkern::VITKERN_ISA {
 
 void pack(const pack_args& a) {
-  *a.bytes = static_cast<size_t>(packed_bytes(a.N, a.K, a.precision));
-  *a.layout = first_alike(a.precision);
+  const Precision precision = packed_precision(a.precision, a.dtype);
+  *a.bytes = static_cast<size_t>(packed_bytes(a.N, a.K, precision));
+  *a.layout = first_alike(precision);
   if (!a.panels) return;
-  Weights w{a.precision, a.dtype, a.weight, a.N, a.K, false};
+  Weights w{precision, a.dtype, a.weight, a.N, a.K, false};
   w.scales = a.scales;
   for (int64_t panel = 0; panel < ceil_div(a.N, kNR); ++panel) pack_panel(w, panel, a.panels);
 }

@@ -28,6 +28,7 @@ Layout operator_layout(Isa isa, DType weight) {
 Packed::Packed(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K,
                const float* scales)
     : layout_(layout),
+      precision_(packed_precision(layout.precision, dtype)),
       N_(N),
       K_(K),
       bytes_(panel_bytes(layout, dtype, weight, N, K)),

@@ -25,6 +25,7 @@ class Packed {
   bool unpack(DType dtype, void* weight) const;
 
   const Layout& layout() const { return layout_; }
+  Precision precision() const { return precision_; }  // fp32 for floats among the integers of int8
   const void* panels() const { return memory_.data(); }
   size_t bytes() const { return bytes_; }
   int64_t N() const { return N_; }
@@ -32,6 +33,7 @@ class Packed {
 
  private:
   Layout layout_;
+  Precision precision_;
   int64_t N_, K_;
   size_t bytes_;
   Pages memory_;

@@ -14,6 +14,8 @@
 // W (N, K)  [32 columns]: [fours of steps, padded to 64 steps][32 columns][4 s8], then [32 scales],
 //           [32 sums of a column]
 //
+// A weight that comes as floats stays so, and so do the rows that it is multiplied with: fma_tiles.
+//
 // A row of A with NaN or infinity has the scale NaN, and so has its row of C. A row of W that is
 // not finite comes with the scale NaN.
 #pragma once
@@ -85,17 +87,18 @@ inline RowScale quantise(const float* x, int64_t n, uint8_t* out) {
 struct Left {
   char* data;
   int64_t K;
+  bool plain;  // rows stay in fp32: their weight is
 
   int64_t bytes() const { return round_up(K, kRowBytes); }
   int64_t stride() const {  // from row to row
     return row_stride((bytes() + kRowBytes) / 4 + round_up(K, kLine)) * 4;
   }
-  static Left at(float* memory, int64_t K, Precision) {
-    return {reinterpret_cast<char*>(memory), K};
+  static Left at(float* memory, int64_t K, Precision p) {
+    return {reinterpret_cast<char*>(memory), K, p != Precision::int8};
   }
   static int64_t floats(int64_t M, int64_t K, Precision) {
     constexpr int64_t kBeyond = 31;  // rows that AMX's last tile loads, and nobody uses
-    return (M + kBeyond) * Left{nullptr, K}.stride() / 4;
+    return (M + kBeyond) * Left{nullptr, K, false}.stride() / 4;
   }
   RowScale& scale(int64_t m) const {
     return *reinterpret_cast<RowScale*>(data + m * stride() + bytes());
@@ -107,6 +110,7 @@ struct Left {
   // Row m is written between open and close, at the address that open returns.
   float* open(int64_t, float* row) const { return row; }
   void close(int64_t m, const float* row, int64_t n) const {
+    if (plain) return put(m, 0, row, n);
     scale(m) = quantise(row, n, reinterpret_cast<uint8_t*>(data + m * stride()));
   }
   // Columns k .. k + n of row m, until settle(m).
@@ -115,7 +119,9 @@ struct Left {
     memcpy(waiting(m) + k, from, n * sizeof(float));
   }
   static constexpr bool kSettles = true;
-  void settle(int64_t m) const { close(m, waiting(m), K); }
+  void settle(int64_t m) const {
+    if (!plain) close(m, waiting(m), K);
+  }
 };
 
 struct Columns {  // what follows the integers of a panel
@@ -126,12 +132,22 @@ struct Columns {  // what follows the integers of a panel
 inline int64_t panel_bytes(int64_t K) {
   return round_up(K, kRowBytes) * kNR + static_cast<int64_t>(sizeof(Columns));
 }
-inline int64_t packed_bytes(int64_t N, int64_t K, Precision) {
+inline int64_t packed_bytes(int64_t N, int64_t K, Precision p) {
+  if (p != Precision::int8) return fma_tiles::packed_bytes(round_up(N, kNR), K, p);
   return ceil_div(N, kNR) * panel_bytes(K);
 }
 
-// Panel `panel` of an unpacked weight, s8 with scales, to its place among the packed ones.
+// Panels of fma_tiles in one of these: a weight in fp32 is packed for those.
+constexpr int64_t kFloatPanels = kNR / fma_tiles::kNR;
+
+// Panel `panel` of an unpacked weight, s8 with scales or floats, to its place among the packed
+// ones.
 inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
+  if (w.precision != Precision::int8) {
+    for (int64_t p = panel * kFloatPanels; p < (panel + 1) * kFloatPanels; ++p)
+      fma_tiles::pack_panel(w, p, panels);
+    return;
+  }
   char* const to = static_cast<char*>(panels) + panel * panel_bytes(w.K);
   memset(to, 0, panel_bytes(w.K));
   Columns columns = {};
@@ -208,7 +224,11 @@ struct Tiles {
 template <class Epilogue>
 void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
                const Epilogue& epilogue) {
-  walk<Tiles>(A, rows, w, panels, scratch, epilogue);
+  if (w.precision == Precision::int8) return walk<Tiles>(A, rows, w, panels, scratch, epilogue);
+  const fma_tiles::Left floats{A.waiting(0), A.stride() / 4};
+  const int64_t count = ceil_div(w.N, fma_tiles::kNR);
+  const Range part{min(panels.begin * kFloatPanels, count), min(panels.end * kFloatPanels, count)};
+  walk<fma_tiles::Tiles>(floats, rows, w, part, scratch, epilogue);
 }
 
 }  // namespace int8_tiles

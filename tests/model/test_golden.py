@@ -1,9 +1,12 @@
 """The real DeiT-Tiny reproduces the logits of 16 photographs, computed in float64 beforehand."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
+import vitkern
 from tests.model.tiny_models import PATHS
 from vitkern import ViT
 from vitkern.weights import timm as timm_weights
@@ -64,3 +67,14 @@ def test_reproduces_golden_features(model, golden, path):
         features = model.forward_features(image)[:, 0]
     model.path = "auto"
     assert (features.double() - golden["cls_features"].double()).abs().max() < 5e-5
+
+
+def test_int8_keeps_the_predictions(model, golden):
+    image = golden["images_u8"].permute(0, 3, 1, 2)
+    quantised = copy.deepcopy(model)
+    report = vitkern.quantise(quantised, image)
+    print(f"DeiT-Tiny in int8: {report.agreement:.1%} the same, logits' error {report.error:.2%}")
+    with torch.inference_mode():
+        got = quantised(image).argmax(1)
+    assert report.error < 0.055 and report.agreement >= 15 / 16
+    assert (got == golden["labels"]).sum() >= 15

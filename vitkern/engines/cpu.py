@@ -78,13 +78,17 @@ class CpuEngine(Engine):
         self.model.check_weights("the precision int8")
         names = set(matrix_names(self.model))
         for name, value in int8.state_of(self.model).items():
-            if not isinstance(value, int8.Quantised):
-                self._set_vector(name, value)
-            elif name in names:
+            if isinstance(value, int8.Quantised):
                 matrix, scales = value.integers.flatten(1).contiguous(), value.scales
                 N, K = matrix.shape
                 at = matrix.data_ptr(), N, K, scales.data_ptr()
                 self._native.set_matrix(name, _C.DType.i8, *at)
+            elif name in names:  # which int8 leaves in floats
+                matrix = value.flatten(1).contiguous()
+                N, K = matrix.shape
+                self._native.set_matrix(name, cpu.DTYPES[matrix.dtype], matrix.data_ptr(), N, K)
+            else:
+                self._set_vector(name, value)
 
     def _set_vector(self, name: str, parameter: Tensor) -> None:
         """Hand a norm, bias or gamma to C++, which refuses what it does not know."""

@@ -93,7 +93,7 @@ void test_int8_refusals(const Case& c) {
     }
     expect(threw, c.name("int8") + " with " + what);
   };
-  refused("floats", DType::f32, &scale, 1);
+  refused("another dtype", DType::u8, &scale, 1);
   refused("no scales", DType::i8, nullptr, 1);
   refused("sums beyond 32 bits", DType::i8, &scale, 66312);
 }
