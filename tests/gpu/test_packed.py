@@ -40,6 +40,7 @@ def test_an_image_has_the_bits_that_it_has_alone():
             assert torch.equal(got, model.fused_forward(image, head=False))
 
 
+@pytest.mark.full
 def test_gradients_flow_through_offsets():
     model = mixed(depth=1).double()
     images = batches(model, torch.float64)
