@@ -30,6 +30,7 @@ def test_matches_the_reference(dtype):
     check_error(ours, torchs, truth, dtype, "packed logits")
 
 
+@pytest.mark.full
 def test_an_image_has_the_bits_that_it_has_alone():
     model = mixed(depth=1)
     images = batches(model, torch.float32)
