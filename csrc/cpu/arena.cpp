@@ -15,7 +15,12 @@
 namespace vitkern {
 namespace {
 
-constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
+#if defined(__x86_64__)
+constexpr size_t kPage = 4096;
+#else
+constexpr size_t kPage = 65536;  // of some ARM kernels
+#endif
+constexpr size_t kHugePage = size_t{2} << 20;
 // From here on memory is mapped; but not under ASan, which sees no end of a mapping.
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
 constexpr size_t kMapped = size_t{128} << 10;
@@ -28,11 +33,10 @@ std::mutex pool_mutex;
 std::vector<Pages> pool;
 size_t allocations = 0;
 
-size_t unit_of(size_t bytes) { return bytes < kHugePage ? kPage : kHugePage; }
-
-size_t whole_pages(size_t bytes) {
-  const size_t unit = unit_of(bytes);
-  if (bytes > SIZE_MAX - 2 * unit) throw std::bad_alloc();
+// In small pages: a huge one at the end would be resident as a whole, 1.3 MiB too much for each
+// matrix of a ViT-L in integers.
+size_t whole_pages(size_t bytes, size_t unit = kPage) {
+  if (bytes > SIZE_MAX - 2 * kHugePage) throw std::bad_alloc();
   return (bytes / unit + 1) * unit;
 }
 
@@ -66,7 +70,8 @@ Pages take(size_t bytes) {
   pool.reserve(kIdleBlocks);  // so that giving a block back cannot fail
   pool.clear();               // all too small: larger calls have begun
   ++allocations;
-  return Pages(bytes);
+  // Whole huge pages, so that a slightly larger call finds room.
+  return Pages(bytes < kHugePage ? bytes : whole_pages(bytes, kHugePage) - 1);
 }
 
 }  // namespace
@@ -74,11 +79,11 @@ Pages take(size_t bytes) {
 Pages::Pages(size_t bytes) : memory_(nullptr), bytes_(whole_pages(bytes)) {
 #if defined(__linux__)
   if (bytes_ >= kMapped) {
-    memory_ = map(bytes_, unit_of(bytes));
+    memory_ = map(bytes_, bytes_ < kHugePage ? kPage : kHugePage);
     return;
   }
 #endif
-  memory_ = std::aligned_alloc(unit_of(bytes), bytes_);
+  memory_ = std::aligned_alloc(kPage, bytes_);
   if (!memory_) throw std::bad_alloc();
 }
 
