@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from tools import forward_overhead
+from benchmarks.rows import read
+from tools import forward_overhead, memory
 
 
 def test_the_walk_of_a_forward_is_timed(capsys):
@@ -21,3 +22,10 @@ def test_launches_are_timed(capsys):
     launch_overhead.main(["--model", "Ti/16", "--batch", "1", "--calls", "3"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("training launch") and all(line.endswith(" us") for line in lines)
+
+
+def test_the_memory_of_each_way_to_hold_a_model_is_measured_and_published():
+    found = memory.in_torch("alone", "Ti/16", "fp32")
+    assert found.keys() == set(memory.STAGES) and found["peak"] >= found["first"]
+    page = memory.PAGE.read_text()
+    assert memory.table(read(memory.RESULTS)) in page, "run python tools/memory.py --write"
