@@ -66,10 +66,14 @@ def test_an_epoch_sees_every_image_once_in_a_new_order():
 
 
 def test_evaluation_sees_every_image_once():
-    for world in (1, 3):
+    for world in (1, 2, 3):
         shares = [EvaluationOrder(25, 4, rank, world) for rank in range(world)]
+        assert len({len(list(share)) for share in shares}) == 1
+        assert all(0 < len(draws) <= 4 for share in shares for draws in share)
         seen = [draw.image for share in shares for draws in share for draw in draws]
         assert sorted(seen) == list(range(25))
+    with pytest.raises(ValueError, match="too few"):
+        EvaluationOrder(1, 4, 0, 2)
 
 
 def test_epochs_augment_differently_and_seeds_repeat():

@@ -89,7 +89,7 @@ def run(given: argparse.Namespace) -> int:
     device = torch.device(given.device)
     model.to(device).precision = given.precision
     scores = probe.probe(model, parts, data, probes, shots, given.repeats, given.seed, device)
-    about = f"{len(parts.train):,} images to draw from, {len(evaluation):,} to evaluate"
+    about = f"{len(parts.train):,} images to draw from, {len(parts.evaluation or ()):,} to evaluate"
     about = f"{about}; {given.repeats} draw{'s' if given.repeats > 1 else ''}, {given.precision}"
     print(probe.write(scores, given.out, f"Features of {given.weights.stem}", about))
     return 0

@@ -88,17 +88,20 @@ class Order(Sampler):
 
 
 class EvaluationOrder(Sampler):
-    """Every image once, in order; this process's share of each batch."""
+    """Every image once, in order; each process has as many batches, of almost equal size.
+
+    As many, because the processes of a sharded model exchange parameters in every forward.
+    """
 
     def __init__(self, count: int, batch: int, rank: int = 0, world: int = 1) -> None:
+        if count < world:
+            raise ValueError(f"{count} images are too few to evaluate with {world} processes")
         self.count, self.batch, self.rank, self.world = count, batch, rank, world
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        for start in range(0, self.count, self.batch * self.world):
-            rows = range(start, min(self.count, start + self.batch * self.world))
-            draws = [Draw(EVALUATION, row) for row in rows][self.rank :: self.world]
-            if draws:
-                yield draws
+        parts = np.array_split(np.arange(self.count), len(self) * self.world)
+        for rows in parts[self.rank :: self.world]:
+            yield [Draw(EVALUATION, row) for row in rows.tolist()]
 
     def __len__(self) -> int:
         return -(-self.count // (self.batch * self.world))

@@ -59,7 +59,9 @@ def optimizer(settings: Optimizer, module: nn.Module, undecayed: set[str]) -> to
         if parameters
     ]
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(rows, lr=settings.lr, momentum=settings.momentum, fused=True)
+        fused = not any(hasattr(p, "device_mesh") for p in module.parameters())
+        # PyTorch has no fused SGD of sharded parameters.
+        return torch.optim.SGD(rows, lr=settings.lr, momentum=settings.momentum, fused=fused)
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
     return kind(rows, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True)
 

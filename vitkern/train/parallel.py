@@ -37,9 +37,10 @@ class Processes:
             return nn.parallel.DistributedDataParallel(model, device_ids=ids)
         from torch.distributed.fsdp import fully_shard
 
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+        # The root, too, is resharded after a forward: by default it would keep its gathered weights,
+        # and the next forward would not see that an evaluation has put the averages in their place.
+        for module in (*model.blocks, model):
+            fully_shard(module, reshard_after_forward=True)
         return model
 
     def accumulating(self, stepped: nn.Module, last: bool) -> contextlib.AbstractContextManager:

@@ -110,6 +110,9 @@ def write_tensors(
     beside = path.with_name(path.name + ".new")
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(plain, beside, metadata)
+    mask = os.umask(0)  # the way to ask for it is to set it
+    os.umask(mask)
+    os.chmod(beside, 0o666 & ~mask)  # safetensors lets nobody else read it
     with open(beside, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(beside, path)
@@ -117,8 +120,7 @@ def write_tensors(
 
 def _save_file(state: State, folder: pathlib.Path, about: dict[str, Any]) -> None:
     write_tensors(folder / FILE, state.tensors(), {"vitkern.progress": json.dumps(about)})
-    for old in (folder / POINTER,):
-        old.unlink(missing_ok=True)
+    (folder / POINTER).unlink(missing_ok=True)
 
 
 def _save_shards(
