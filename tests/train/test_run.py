@@ -79,6 +79,18 @@ def test_a_run_learns_and_writes_everything(clothes, tmp_path, capsys):
     assert "parameters" in said.out and "images/s" in said.err
 
 
+def test_the_model_that_is_written_is_the_one_that_was_evaluated(clothes, tmp_path, no_pictures):
+    """The moving average, not the weights that it follows."""
+    from safetensors import safe_open
+
+    result = run.train(settings(clothes, schedule={"epochs": 1}), tmp_path)
+    model, _ = run.trained(result.folder / "model.safetensors")
+    with safe_open(result.folder / state.FILE, "pt") as file:
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, file.get_tensor(f"ema.{name}")), name
+        assert not torch.equal(model.head.weight, file.get_tensor("model.head.weight"))
+
+
 class Killed(Exception):
     pass
 

@@ -37,8 +37,8 @@ class Processes:
             return nn.parallel.DistributedDataParallel(model, device_ids=ids)
         from torch.distributed.fsdp import fully_shard
 
-        # The root, too, is resharded after a forward: by default it would keep its gathered weights,
-        # and the next forward would not see that an evaluation has put the averages in their place.
+        # The root is resharded after a forward, too: by default it would keep its gathered weights,
+        # and the next forward would not see that an evaluation has put the averages there.
         for module in (*model.blocks, model):
             fully_shard(module, reshard_after_forward=True)
         return model

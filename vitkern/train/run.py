@@ -128,13 +128,13 @@ def _save_model(trainer: Trainer) -> None:
     for name, value in trainer.model.state_dict().items():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
         tensors[name] = whole
-    trainer.state.swap()
     if trainer.processes.first:
         config = dataclasses.asdict(trainer.model.config)
         about = {"config": config, "classes": list(trainer.parts.train.classes)}
         # One entry: safetensors writes several in a random order, and files could not be compared.
         entry = {"vitkern": json.dumps(about)}
         state.write_tensors(trainer.folder / "model.safetensors", tensors, entry)
+    trainer.state.swap()  # only now: `tensors` are the parameters themselves
     trainer.processes.wait()
 
 
