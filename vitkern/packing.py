@@ -1,4 +1,4 @@
-"""Weights in the panels that CPU kernels read: packed once per parameter, shared, freed with it.
+"""Weights in the panels that CPU kernels read: packed once per parameter, shared, freed after it.
 
 The engines and the lone operators ask here, so that both read one copy where their panels are the
 same. An engine holds what it is given. A lone operator (`vitkern.ops.mlp` called by hand, or by the
@@ -9,6 +9,9 @@ weight once, or twice with checkpointing, and then changes it. Those panels are 
 A weight is unchanged while its version counter, address, sizes and strides are the same, and the
 bits of four of its elements (csrc/cpu/fingerprint.hpp), which show most writes through `.data`.
 After a write through `.data` to a part of a weight call `forget(weight)`.
+
+What is known of a weight ends with its memory (its storage; a weak reference to the tensor itself
+would forbid torch.utils.swap_tensors). It is looked for when another weight is seen first.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import _C
 
@@ -29,32 +33,23 @@ RETRY = 1000  # calls after which a weight is tried again that was beyond the li
 _PLAIN = (nn.Parameter, Tensor)
 
 
-class _Reference(weakref.ref):
-    """Of a tensor, with the key of its entry, for when the tensor is gone."""
-
-    __slots__ = ("key",)
-    key: int
-
-
 class _Entry:
     """What is packed of one tensor, and what the tensor was like then."""
 
-    __slots__ = ("calls", "fingerprint", "held", "panels", "place", "storage", "weight")
+    __slots__ = ("calls", "fingerprint", "held", "panels", "place", "storage")
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight = _Reference(weight, _forget_dead)
-        self.weight.key = id(weight)
+        # Also keeps the address of the storage's record, though not its memory, from coming back.
+        self.storage = StorageWeakRef(weight.untyped_storage())
         self.place = _place(weight)
         self.calls = 0
         self.panels: dict[int, weakref.ref[_C.Packed]] = {}  # by layout
         self.held: dict[int, _C.Packed] = {}  # those of them that nobody else may hold
-        # With the first panels. The storage is kept, so that its address cannot come back.
-        self.storage: Any = None
-        self.fingerprint: _C.Fingerprint | None = None
+        self.fingerprint: _C.Fingerprint | None = None  # with the first panels
 
     def fits(self, weight: Tensor) -> bool:
-        """Whether this is of that very tensor, unchanged."""
-        if self.weight() is not weight or self.place != _place(weight):
+        """Whether this is of that weight, unchanged."""
+        if weight.untyped_storage()._cdata != self.storage.cdata or self.place != _place(weight):
             return False
         return self.fingerprint is None or self.fingerprint.matches()
 
@@ -66,7 +61,7 @@ class _Entry:
         if self.fingerprint is None:
             size = weight.element_size()
             rows = [(weight.data_ptr(), size, weight.shape, weight.stride())]
-            self.storage, self.fingerprint = weight.untyped_storage(), _C.Fingerprint(rows)
+            self.fingerprint = _C.Fingerprint(rows)
         matrix = weight.detach().flatten(1).contiguous()
         packed = _C.Packed(layout, DTYPES[matrix.dtype], matrix.data_ptr(), *matrix.shape)
         self.panels[layout] = weakref.ref(packed)
@@ -74,7 +69,7 @@ class _Entry:
 
 
 _entries: dict[int, _Entry] = {}  # by the id of the tensor
-_lock = threading.RLock()  # for those who write; a finalizer may run while it is held
+_lock = threading.RLock()  # for those who write
 _limit = 512 << 20
 
 
@@ -125,6 +120,7 @@ def limit(bytes: int | None = None) -> int:
 
 def held_bytes() -> int:
     """Memory of the panels that are held for lone operators."""
+    _forget_dead()
     entries = list(_entries.values())
     return sum(panels.bytes for entry in entries for panels in list(entry.held.values()))
 
@@ -145,6 +141,7 @@ def _entry(weight: Tensor) -> _Entry:
     """The entry of a weight as it is now; the lock is held."""
     entry = _entries.get(id(weight))
     if entry is None or not entry.fits(weight):
+        _forget_dead()
         entry = _entries[id(weight)] = _Entry(weight)
     return entry
 
@@ -161,10 +158,11 @@ def _hold(entry: _Entry, weight: Tensor, layout: int) -> _C.Packed | None:
     return None
 
 
-def _forget_dead(weight: _Reference) -> None:
-    entry = _entries.get(weight.key)
-    if entry is not None and entry.weight is weight:  # else of another tensor at the same address
-        _entries.pop(weight.key, None)
+def _forget_dead() -> None:
+    """Drop what is known of weights whose memory was freed."""
+    with _lock:
+        for key in [key for key, entry in _entries.items() if entry.storage.expired()]:
+            del _entries[key]
 
 
 def _place(weight: Tensor) -> tuple[Any, ...]:

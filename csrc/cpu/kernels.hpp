@@ -64,7 +64,7 @@ struct unpack_args {
 };
 
 // What a weight is multiplied in: int8 leaves one in fp32 that does not come as integers.
-constexpr Precision packed_precision(Precision precision, DType dtype) {
+[[gnu::always_inline]] constexpr Precision packed_precision(Precision precision, DType dtype) {
   return precision == Precision::int8 && dtype != DType::i8 ? Precision::fp32 : precision;
 }
 

@@ -3,10 +3,11 @@
 namespace vitkern {
 namespace {
 
-size_t panel_bytes(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K) {
+size_t panel_bytes(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K,
+                   const float* scales) {
   size_t bytes = 0;
   Precision alike{};
-  pack(layout.isa, {layout.precision, dtype, weight, nullptr, nullptr, N, K, &bytes, &alike});
+  pack(layout.isa, {layout.precision, dtype, weight, scales, nullptr, N, K, &bytes, &alike});
   return bytes;
 }
 
@@ -31,7 +32,7 @@ Packed::Packed(const Layout& layout, DType dtype, const void* weight, int64_t N,
       precision_(packed_precision(layout.precision, dtype)),
       N_(N),
       K_(K),
-      bytes_(panel_bytes(layout, dtype, weight, N, K)),
+      bytes_(panel_bytes(layout, dtype, weight, N, K, scales)),
       memory_(bytes_) {
   size_t bytes = 0;
   Precision alike{};

@@ -181,3 +181,14 @@ def test_threads_share_one_copy():
             _C.operator_layout("", _C.DType.f32), _C.DType.f32, layer.weight.data_ptr(), 257, 131
         ).bytes
     )
+
+
+def test_a_weight_may_be_swapped_for_another():
+    """torch.utils.swap_tensors, which `.to` may use, refuses tensors with weak references."""
+    weight, x = torch.nn.Parameter(torch.randn(8, 8)), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        for _ in range(packing.CALLS):
+            before = ops.linear_residual(x, weight, None, x)
+        torch.utils.swap_tensors(weight, torch.nn.Parameter(weight * 2))
+        after = ops.linear_residual(x, weight, None, x)
+    assert torch.allclose(after - x, 2 * (before - x), atol=1e-5)
