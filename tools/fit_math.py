@@ -58,6 +58,8 @@ def main() -> None:
         return gelu_table()
     r = NODES * np.log(2) / 2 * 1.0001
     show("exp(r) - 1 - r, powers 2..6 of r", fit(r, range(2, 7), np.exp(r) - 1 - r, 1 / np.exp(r)))
+    r = NODES / 2 * 1.0001
+    show("2^r - 1, powers 1..6 of r", fit(r, range(1, 7), np.exp2(r) - 1, 1 / np.exp2(r)))
 
     t = (NODES + 1) / 2 * 0.925**2 + 1e-12
     y = erf(np.sqrt(t)) / np.sqrt(t)

@@ -7,7 +7,8 @@
 //   Left                       A, in the order that its tiles are read in; operators write its rows
 //   gemm_scratch, gemm_part, packed_bytes, pack_panel     matmuls with weights
 //   first_alike, kUnpacks, unpack_panel                   which precisions share panels; and back
-//   panel_floats, pack_keys, pack_values, multiply_panel  matmuls inside attention (head_tiles)
+//   panel_floats, pack_keys, pack_values, multiply_panel  matmuls inside attention: amx_tiles
+//   multiply_head                                         the same: fma_tiles, for all others
 //   group_rows, row_dtype, hidden_rows, hidden_columns    how the engine and the MLP cut their work
 #pragma once
 #include "parallel.hpp"
@@ -71,20 +72,12 @@ namespace {
 
 #if defined(VITKERN_INT8)
 using namespace int8_tiles;
-#if defined(VITKERN_AMX)
-namespace head_tiles = amx_tiles;
-#else
-namespace head_tiles = fma_tiles;
-#endif
 #elif defined(VITKERN_AMX)
 using namespace amx_tiles;
-namespace head_tiles = amx_tiles;
 #elif defined(VITKERN_INT16)
 using namespace int16_tiles;
-namespace head_tiles = fma_tiles;
 #else
 using namespace fma_tiles;
-namespace head_tiles = fma_tiles;
 #endif
 
 // Writes the first M rows of A, K elements each; the team shares them. write(m, to) makes row m at

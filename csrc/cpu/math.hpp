@@ -24,6 +24,41 @@ inline Vec exp(Vec x) {
   return scaled(p, n);
 }
 
+// What scores differ by from their maximum, d <= 0, to the weights of a softmax: 2^(d * factor),
+// and 0 below 2^-126.5. NaN stays NaN.
+//
+// d * factor = n + r, |r| <= 1/2, then a polynomial of degree 6 in r (2e-9), times 2^n. Half the
+// instructions of exp: 1.5 * 2^23 in the sum leaves n in its lowest bits, with the exponent's
+// offset already added, and there is no other end of the range. Several vectors in step: each
+// instruction waits for the one before it, and a scheduler holds few that wait.
+class SoftmaxPower {
+ public:
+  explicit SoftmaxPower(float factor)
+      : factor_(Vec::set(factor)), lowest_(Vec::set(factor > 0 ? -127 / factor : -INFINITY)) {}
+
+  template <int N>
+  void operator()(Vec (&d)[N]) const {
+    constexpr float coefficients[] = {0.0013398887822404504f, 0.009618437848985195f,
+                                      0.055503323674201965f,  0.24022647738456726f,
+                                      0.6931471824645996f,    1.0f};
+    const Vec shift = Vec::set(12582912.0f + 127);
+    Vec shifted[N], p[N];
+    const auto each = [](const auto& f) {
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) f(i);
+    };
+    each([&](int i) { d[i] = greater(lowest_, d[i]); });
+    each([&](int i) { shifted[i] = fma(d[i], factor_, shift); });
+    each([&](int i) { d[i] = fma(d[i], factor_, shift - shifted[i]); });
+    each([&](int i) { p[i] = Vec::set(0.00015353351773228496f); });
+    for (const float c : coefficients) each([&](int i) { p[i] = fma(p[i], d[i], Vec::set(c)); });
+    each([&](int i) { d[i] = p[i] * low_bits_as_exponent(shifted[i]); });
+  }
+
+ private:
+  Vec factor_, lowest_;
+};
+
 // erf(x), error 6.4e-8: x + x P(x^2) below 0.925, 1 - e^-Q(|x|) above; exactly +-1 from 4 on.
 inline Vec erf(Vec x) {
   const Vec a = magnitude(x), t = x * x;

@@ -63,6 +63,7 @@ struct Norm {
 // Row m of x, n elements of any float dtype -> y (n) fp32
 inline void widen_row(const Rows& x, int64_t m, float* y, int64_t n) {
   const void* const row = x.row(m);
+  if (x.dtype == DType::f32) return void(memcpy(y, row, n * sizeof(float)));
   for (int64_t i = 0; i < n; i += Vec::kLanes) load_as(x.dtype, row, i, n - i).store(y + i, n - i);
 }
 

@@ -73,6 +73,10 @@ struct Vec {
   friend Vec interleave_high(Vec a, Vec b) { return {_mm512_unpackhi_ps(a.v, b.v)}; }
   // a * 2^n
   friend Vec scaled(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+  // 2^(b - 127), b being the lowest bits of a.
+  friend Vec low_bits_as_exponent(Vec a) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a.v), 23))};
+  }
   friend Vec with_sign(Vec a, Vec sign) {  // |a| with the sign of `sign`
     return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN),
                                                           _mm512_castps_si512(sign.v),
@@ -157,6 +161,9 @@ struct Vec {
     const __m256i whole = _mm256_cvtps_epi32(n.v), half = _mm256_srai_epi32(whole, 1);
     return {_mm256_mul_ps(_mm256_mul_ps(a.v, power(half)), power(_mm256_sub_epi32(whole, half)))};
   }
+  friend Vec low_bits_as_exponent(Vec a) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.v), 23))};
+  }
   friend Vec with_sign(Vec a, Vec sign) {
     const __m256 bit = _mm256_set1_ps(-0.0f);
     return {_mm256_or_ps(_mm256_andnot_ps(bit, a.v), _mm256_and_ps(bit, sign.v))};
@@ -237,6 +244,11 @@ struct Vec {
     Vec r;
     for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i] * power(n.v[i], 0) * power(n.v[i], 1);
     return r;
+  }
+  friend Vec low_bits_as_exponent(Vec a) {
+    typedef uint32_t U __attribute__((vector_size(16)));
+    const U bits = reinterpret_cast<U>(a.v) << 23;
+    return {reinterpret_cast<F>(bits)};
   }
   friend Vec with_sign(Vec a, Vec sign) {
     const I bits =

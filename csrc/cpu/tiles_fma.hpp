@@ -38,10 +38,6 @@ struct Left {
   static Left in_place(const void* rows, int64_t stride) {
     return {const_cast<float*>(static_cast<const float*>(rows)), stride};
   }
-  // Attention's scores become weights where they are.
-  static Left of_scores(float* scores, int64_t stride, float*, Precision) {
-    return {scores, stride};
-  }
 
   // Row m is written between open and close, at the address that open returns.
   float* open(int64_t m, float*) const { return data + m * stride; }
@@ -77,9 +73,6 @@ inline void pack_block(const Rows& w, int64_t n, int64_t K, float* out) {
       for (int64_t i = 0; i < min(L, K - k); ++i) rows[i].store(out + (k + i) * kNR + j);
     }
 }
-
-// Floats of a panel of K steps in scratch.
-inline int64_t panel_floats(int64_t K, Precision) { return K * kNR; }
 
 // The slab of a panel of unpacked weights as fp32, [k][kNR].
 inline void convert_panel(const Weights& w, int64_t panel, Range slab, float* out) {
@@ -209,28 +202,40 @@ void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float*
 
 // ---- Matmuls inside attention ----------------------------------------------------
 
-// Tile t of n queries.
-inline Range query_tile(int64_t n, int64_t t) { return even_part(n, t, ceil_div(n, kTileRows)); }
+// Rows of a tile of so many vectors: with AVX2 as many accumulators as a full tile has (6 would
+// wait for each other), with 32 registers kMR are enough.
+constexpr int head_rows(int vectors) { return vectors == 1 && Vec::kLanes < 16 ? 2 * kMR : kMR; }
 
-// Keys (n, E), of which the first kNR count, as the panel that queries are multiplied by: [e][kNR].
-inline void pack_keys(const Rows& keys, int64_t n, int64_t E, Precision, float* panel) {
-  pack_block(keys, n, E, panel);
-}
-
-// Values (n, columns), of which the first kNR columns count, as the panel that softmax weights are
-// multiplied by: [n][kNR].
-inline void pack_values(const Rows& values, int64_t n, int64_t columns, Precision, float* panel) {
-  for (int64_t e = 0; e < kNR; e += Vec::kLanes)
-    for (int64_t j = 0; j < n; ++j)
-      (e < columns ? load_as(values.dtype, values.data, j * values.stride + e, columns - e)
-                   : Vec::set(0))
-          .store(panel + j * kNR + e);
-}
-
-// c (R, kNR) = or += the first R <= kTileRows rows of a (R, K) times the steps [steps) of a panel.
-inline void multiply_panel(const Left& a, int64_t R, const float* panel, Range steps, Result to) {
-  const float* const b = panel + steps.begin * kNR;
-  multiply(R, {a.data, a.stride, b, steps.end - steps.begin, to, Ahead{}});
+// c (R, kNR) = or += a (R, K) b (K, kNR), of which the first kVectors vectors of columns count.
+// Element (r, k) of a is a[r * stride + k], or, kAcross, a[k * stride + r].
+template <int R, int kVectors, bool kAcross>
+[[gnu::noinline]] void multiply_head(const float* a, int64_t stride, const float* b, int64_t K,
+                                     float* c, bool add) {
+  Vec acc[R][2];  // not [kVectors]: GCC 12 breaks down on emulated vectors in an array of one
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = Vec::set(0);
+  TileReader<R> rows(a, stride * 4);
+  for (int64_t k = 0; k < K; ++k) {
+    Vec held[2];
+    for (int v = 0; v < kVectors; ++v) held[v] = Vec::load(b + v * Vec::kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec x = Vec::set(kAcross ? a[r] : *reinterpret_cast<const float*>(rows.row(r)));
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = fma(x, held[v], acc[r][v]);
+    }
+    if constexpr (kAcross)
+      a += stride;
+    else
+      rows.advance(4);
+    b += kNR;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) {
+      float* const to = c + r * kNR + v * Vec::kLanes;
+      (add ? Vec::load(to) + acc[r][v] : acc[r][v]).store(to);
+    }
 }
 
 }  // namespace fma_tiles

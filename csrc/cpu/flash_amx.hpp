@@ -1,0 +1,138 @@
+// attend() for AMX: tiles of queries times panels of keys. Included by flash.hpp.
+//
+//   for each tile of kQueries queries
+//     for each block of kKeys keys     scores (kQueries, kKeys): 32 KiB
+//       s = q k^T * scale + bias;  m' = max(m, s);  p = e^(s - m')
+//       l = l * e^(m - m') + sum p;  o = o * e^(m - m') + p v
+//     y = o / l,  lse = m + log l
+#pragma once
+
+namespace {
+
+using HeadLeft = amx_tiles::Left;
+constexpr int64_t kQueries = amx_tiles::kTileRows;  // in a tile
+constexpr int64_t kColumns = amx_tiles::kNR;        // of a panel: keys, or columns of the values
+constexpr int64_t kKeys = 8 * kColumns;
+
+// Where attend() keeps what, in floats of its scratch; n keys at most.
+struct FlashScratch {
+  int64_t k_panel, v_panel;       // floats of one panel
+  int64_t k, v, q, s, p, o, row;  // offsets
+  int64_t total;
+
+  FlashScratch(int64_t n, int64_t E, Precision precision)
+      : k_panel(amx_tiles::panel_floats(E, precision)),
+        v_panel(amx_tiles::panel_floats(n, precision)) {
+    const int64_t E_padded = round_up(E, kColumns);
+    k = 0;
+    v = k + round_up(ceil_div(n, kColumns) * k_panel, kLine);
+    q = v + round_up(ceil_div(E, kColumns) * v_panel, kLine);
+    s = q + HeadLeft::floats(kQueries, E, precision);
+    p = s + kQueries * kKeys;
+    o = p + HeadLeft::floats(kQueries, kKeys, precision);
+    row = o + kQueries * E_padded;
+    total = row + round_up(E, kLine);
+  }
+};
+
+constexpr float kLowest = -INFINITY;
+
+// Of a row of scores so far: their maximum, and the sum of e^(score - maximum).
+struct RunningSoftmax {
+  float m = kLowest, l = 0;
+};
+
+// Online softmax of the next n scores: s -> p = e^(scale * s + bias - m), in place. Returns
+// e^(m_old - m_new), by which what was summed up with the old maximum shrinks.
+inline float online_softmax(float* s, int64_t n, float scale, const float* bias,
+                            RunningSoftmax* running) {
+  const Vec factor = Vec::set(scale);
+  Vec top = Vec::set(kLowest);
+  for (int64_t i = 0; i < n; i += Vec::kLanes) {
+    Vec v = Vec::load(s + i, n - i) * factor;
+    if (bias) v = v + Vec::load(bias + i, n - i);
+    v.store(s + i, n - i);
+    // The lanes after the last key repeat -inf; a NaN score loses here and comes out through exp
+    // below.
+    top = greater(v.keep_first(n - i, kLowest), top);
+  }
+  const float block_top = top.largest(), old = running->m;
+  const float now = block_top > old ? block_top : old;
+  const float base = now == kLowest ? 0.0f : now;  // all masked so far: e^(-inf) = 0, not NaN
+  Vec sum = Vec::set(0);
+  for (int64_t i = 0; i < n; i += Vec::kLanes) {
+    const Vec p = exp(Vec::load(s + i, n - i) - Vec::set(base)).keep_first(n - i, 0);
+    p.store(s + i, n - i);
+    sum = sum + p;
+  }
+  const float shrink = old == kLowest ? 0.0f : expf(old - base);
+  running->l = running->l * shrink + sum.sum();
+  running->m = now;
+  return shrink;
+}
+
+// Queries [queries) of a head against the keys [keys). out(i, o) takes row i of the result, (E).
+template <class Out>
+inline void attend(const Head& h, Range queries, Range keys, float* scratch, const Out& out) {
+  const int64_t n = keys.end - keys.begin, E_padded = round_up(h.E, kColumns);
+  const FlashScratch at(h.S, h.E, h.precision);
+  float* const k_panels = scratch + at.k;  // for each kColumns keys
+  float* const v_panels = scratch + at.v;  // for each kColumns columns
+  float* const s = scratch + at.s;         // (kQueries, kKeys)
+  float* const o = scratch + at.o;         // (kQueries, E_padded)
+  const HeadLeft q = HeadLeft::at(scratch + at.q, h.E, h.precision);
+  const HeadLeft p = HeadLeft::of_scores(s, kKeys, scratch + at.p, h.precision);
+
+  for (int64_t j = 0; j < n; j += kColumns)
+    amx_tiles::pack_keys(h.k.from(keys.begin + j), n - j, h.E, h.precision,
+                         k_panels + j / kColumns * at.k_panel);
+  for (int64_t e = 0; e < h.E; e += kColumns)
+    amx_tiles::pack_values(h.v.from(keys.begin, e), n, h.E - e, h.precision,
+                           v_panels + e / kColumns * at.v_panel);
+
+  const int64_t count = queries.end - queries.begin;
+  for (int64_t t = 0; t < ceil_div(count, kQueries); ++t) {
+    const Range tile = amx_tiles::query_tile(count, t);
+    const int64_t i0 = queries.begin + tile.begin, R = tile.end - tile.begin;
+    RunningSoftmax running[kQueries];
+    for (int64_t r = 0; r < R; ++r) {
+      float* const row = q.open(r, scratch + at.row);
+      widen_row(h.q, i0 + r, row, h.E);
+      q.close(r, row, h.E);
+    }
+    for (int64_t j0 = 0; j0 < n; j0 += kKeys) {
+      const int64_t J = min(kKeys, n - j0);
+      for (int64_t j = 0; j < J; j += kColumns)
+        amx_tiles::multiply_panel(q, R, k_panels + (j0 + j) / kColumns * at.k_panel, {0, h.E},
+                                  {s + j, kKeys, false});
+      for (int64_t r = 0; r < R; ++r) {
+        float* const row = s + r * kKeys;
+        const int64_t key = keys.begin + j0, query = i0 + r;
+        const float* bias = h.bias ? h.bias + query * h.bias_stride + key : nullptr;
+        const float shrink = online_softmax(row, J, h.scale, bias, &running[r]);
+        drop(h.dropout, kElements, h.first_element + static_cast<uint64_t>(query * h.S + key), row,
+             J);
+        p.close(r, row, J);
+        if (j0 == 0 || shrink == 1) continue;
+        for (int64_t e = 0; e < E_padded; e += Vec::kLanes) {
+          float* const to = o + r * E_padded + e;
+          (Vec::load(to) * Vec::set(shrink)).store(to);
+        }
+      }
+      for (int64_t e = 0; e < E_padded; e += kColumns)
+        amx_tiles::multiply_panel(p, R, v_panels + e / kColumns * at.v_panel, {j0, j0 + J},
+                                  {o + e, E_padded, j0 > 0});
+    }
+    for (int64_t r = 0; r < R; ++r) {
+      float* const row = o + r * E_padded;
+      const auto [m, l] = running[r];
+      const Vec inverse = Vec::set(1 / l);
+      for (int64_t e = 0; e < E_padded; e += Vec::kLanes)
+        (Vec::load(row + e) * inverse).store(row + e);
+      out(i0 + r, row);
+      if (h.lse) h.lse[i0 + r] = m == INFINITY ? m : m + logf(l);
+    }
+  }
+}
+
+}  // namespace
