@@ -49,7 +49,7 @@ class _Entry:
 
     def fits(self, weight: Tensor) -> bool:
         """Whether this is of that weight, unchanged."""
-        if weight.untyped_storage()._cdata != self.storage.cdata or self.place != _place(weight):
+        if StorageWeakRef(weight.untyped_storage()) != self.storage or self.place != _place(weight):
             return False
         return self.fingerprint is None or self.fingerprint.matches()
 

@@ -63,8 +63,8 @@ inline void multiply_queries(const float* a, int64_t stride, int64_t M, const fl
     multiply_queries<2, kAcross>(a, stride, M, panel, K, c, add);
 }
 
-// Of the scores of kLanes queries so far: their maximum, and the sum of 2^((score - maximum) *
-// factor).
+// Of the scores of kLanes queries so far: their maximum, and the sum of e^((score - maximum) *
+// scale).
 struct RunningSoftmax {
   Vec m = Vec::set(-INFINITY), l = Vec::set(0);
 
@@ -172,7 +172,7 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch, con
   // Maxima are those of the scores before their scale, which must not turn them round: q takes its
   // sign. With a bias the scale comes first.
   const float magnitude = fabsf(h.scale), unit = h.bias ? 1.0f : magnitude;
-  const SoftmaxPower power(unit * 1.44269504f);
+  const SoftmaxPower power(unit);
   copy_rows(h.k.from(keys.begin), n, h.E, k, at.stride);
   copy_rows(h.v.from(keys.begin), n, h.E, v, at.stride);
 

@@ -24,17 +24,20 @@ inline Vec exp(Vec x) {
   return scaled(p, n);
 }
 
-// What scores differ by from their maximum, d <= 0, to the weights of a softmax: 2^(d * factor),
-// and 0 below 2^-126.5. NaN stays NaN.
+#if defined(__AVX2__)
+
+// What scores differ by from their maximum, d <= 0, to the weights of a softmax: e^(d * scale), and
+// 0 below 2^-126.5. NaN stays NaN.
 //
-// d * factor = n + r, |r| <= 1/2, then a polynomial of degree 6 in r (2e-9), times 2^n. Half the
-// instructions of exp: 1.5 * 2^23 in the sum leaves n in its lowest bits, with the exponent's
+// d * scale / ln2 = n + r, |r| <= 1/2, then a polynomial of degree 6 in r (2e-9), times 2^n. Half
+// the instructions of exp: 1.5 * 2^23 in the sum leaves n in its lowest bits, with the exponent's
 // offset already added, and there is no other end of the range. Several vectors in step: each
 // instruction waits for the one before it, and a scheduler holds few that wait.
 class SoftmaxPower {
  public:
-  explicit SoftmaxPower(float factor)
-      : factor_(Vec::set(factor)), lowest_(Vec::set(factor > 0 ? -127 / factor : -INFINITY)) {}
+  explicit SoftmaxPower(float scale)
+      : factor_(Vec::set(scale * 1.44269504f)),
+        lowest_(Vec::set(scale > 0 ? -127 / (scale * 1.44269504f) : -INFINITY)) {}
 
   template <int N>
   void operator()(Vec (&d)[N]) const {
@@ -58,6 +61,24 @@ class SoftmaxPower {
  private:
   Vec factor_, lowest_;
 };
+
+#else
+
+// The same by exp: without fused multiply-adds r is not exact enough.
+class SoftmaxPower {
+ public:
+  explicit SoftmaxPower(float scale) : scale_(Vec::set(scale)) {}
+
+  template <int N>
+  void operator()(Vec (&d)[N]) const {
+    for (int i = 0; i < N; ++i) d[i] = exp(d[i] * scale_);
+  }
+
+ private:
+  Vec scale_;
+};
+
+#endif
 
 // erf(x), error 6.4e-8: x + x P(x^2) below 0.925, 1 - e^-Q(|x|) above; exactly +-1 from 4 on.
 inline Vec erf(Vec x) {

@@ -245,11 +245,6 @@ struct Vec {
     for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i] * power(n.v[i], 0) * power(n.v[i], 1);
     return r;
   }
-  friend Vec low_bits_as_exponent(Vec a) {
-    typedef uint32_t U __attribute__((vector_size(16)));
-    const U bits = reinterpret_cast<U>(a.v) << 23;
-    return {reinterpret_cast<F>(bits)};
-  }
   friend Vec with_sign(Vec a, Vec sign) {
     const I bits =
         (reinterpret_cast<I>(a.v) & 0x7fffffff) | (reinterpret_cast<I>(sign.v) & INT32_MIN);

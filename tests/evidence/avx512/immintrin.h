@@ -77,6 +77,9 @@ inline __m512i cvtepu16_epi32(__m256i v) {
 inline __m256i cvtepi32_epi16(__m512i v) {
   return bits<__m256i>(each<int16_t>(bits<Lanes<int32_t>>(v), [](int32_t x) { return x; }));
 }
+inline __m128i cvtepi32_epi8(__m512i v) {
+  return bits<__m128i>(each<int8_t>(bits<Lanes<int32_t>>(v), [](int32_t x) { return x; }));
+}
 inline __m512i cvtps_epi32(__m512 v) {
   return bits<__m512i>(each<int32_t>(bits<Lanes<float>>(v), nearest));
 }
@@ -101,6 +104,8 @@ inline float reduce_max_ps(__m512 v) {
 
 }  // namespace emulated
 
+#undef _mm512_madd_epi16  // whose alias there takes four arguments
+#define _mm512_madd_epi16 simde_mm512_madd_epi16
 #define _mm512_shuffle_f32x4 simde_mm512_shuffle_f32x4  // which has no alias there
 #define _mm512_maskz_loadu_ps emulated::maskz_loadu_ps
 #define _mm256_maskz_loadu_epi16 emulated::maskz_loadu_epi16
@@ -108,6 +113,7 @@ inline float reduce_max_ps(__m512 v) {
 #define _mm256_mask_storeu_epi16 emulated::mask_storeu_epi16
 #define _mm512_cvtepu16_epi32 emulated::cvtepu16_epi32
 #define _mm512_cvtepi32_epi16 emulated::cvtepi32_epi16
+#define _mm512_cvtepi32_epi8 emulated::cvtepi32_epi8
 #define _mm512_cvtps_epi32 emulated::cvtps_epi32
 #define _mm512_cvttps_epi32 emulated::cvttps_epi32
 #define _mm512_cvtepi32_ps emulated::cvtepi32_ps
