@@ -135,8 +135,8 @@ def state_of(model: ViT) -> dict[str, Tensor | Quantised]:
 def is_matrix(name: str, parameter: Tensor) -> bool:
     """Whether a parameter is quantised: the weights of the blocks' four linear layers.
 
-    The patch embedding and the head stay in fp32. They are 1 % of a ViT-B's multiply-adds, and what
-    they round nothing averages out: on DeiT-Tiny in int8 they would add half of the logits' error.
+    The patch embedding and the head stay in fp32: they are 1 % of a ViT-B's multiply-adds, and
+    nothing averages out what they round.
     """
     return name.startswith("blocks.") and parameter.ndim == 2 and name.endswith(".weight")
 

@@ -36,6 +36,7 @@ def executor(folder):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_plan_s_missing_kernels_are_compiled_at_the_same_time(tmp_path, monkeypatch, capfd):
     """And none here; a second time they are found."""
     monkeypatch.setattr(workers, "wanted", lambda kernels: min(kernels, 2))

@@ -68,6 +68,7 @@ def untrained(tmp_path):
     return path
 
 
+@pytest.mark.full
 def test_the_command_draws_accuracy_against_images(tmp_path, untrained, capsys, monkeypatch):
     from vitkern.config import VARIANTS
 

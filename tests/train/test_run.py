@@ -97,8 +97,15 @@ class Killed(Exception):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"optimizer": {"optimizer": "sgd"}}, {"loop": {"precision": "bf16", "accumulate": 2}}],
-    ids=["adamw-ema", "sgd", "bf16-accumulated"],
+    [
+        pytest.param({}, id="adamw-ema"),
+        pytest.param({"optimizer": {"optimizer": "sgd"}}, id="sgd", marks=pytest.mark.full),
+        pytest.param(
+            {"loop": {"precision": "bf16", "accumulate": 2}},
+            id="bf16-accumulated",
+            marks=pytest.mark.full,
+        ),
+    ],
 )
 def test_an_interrupted_run_ends_with_the_same_bits(
     clothes, tmp_path, monkeypatch, no_pictures, changes
