@@ -19,7 +19,7 @@
 namespace vitkern::VITKERN_ISA {
 namespace {
 
-Weights weights(const forward_args&, const PackedLinear& l, const Weights* next = nullptr) {
+Weights weights(const PackedLinear& l, const Weights* next = nullptr) {
   return {l.precision, DType::f32, l.panels, l.N, l.K, true, next};
 }
 
@@ -111,8 +111,8 @@ struct Pass {
       const auto [b, patch] = patch_at(m);
       unfold_patch(pixels(image(b)), 0, patch, row);
     });
-    const Weights then = weights(a, a.depth ? a.blocks[0].qkv : a.head);
-    gemm(team, patches, M, weights(a, a.patch, then.data ? &then : nullptr), scratch,
+    const Weights then = weights(a.depth ? a.blocks[0].qkv : a.head);
+    gemm(team, patches, M, weights(a.patch, then.data ? &then : nullptr), scratch,
          [&](int64_t m, int64_t n0, int64_t columns, float* c) {
            const auto [b, patch] = patch_at(m);
            const PatchEpilogue store{.bias = a.patch.bias,
@@ -187,13 +187,13 @@ struct Pass {
   void block(int64_t i, bool first) const {
     const BlockWeights& w = a.blocks[i];
     const int64_t M = first ? images() : rows();
-    const Weights after = weights(a, i + 1 < a.depth ? a.blocks[i + 1].qkv : a.head);
-    const Weights fc2 = weights(a, w.fc2, after.data ? &after : nullptr);
-    const Weights fc1 = weights(a, w.fc1), proj = weights(a, w.proj, &fc1);
+    const Weights after = weights(i + 1 < a.depth ? a.blocks[i + 1].qkv : a.head);
+    const Weights fc2 = weights(w.fc2, after.data ? &after : nullptr);
+    const Weights fc1 = weights(w.fc1), proj = weights(w.proj, &fc1);
     const Left normalised = left(a.D);
     fill(team, normalised, rows(), a.D, scratch + n.for_gemm,
          [&](int64_t m, float* row) { normalise(w.norm1, x + m * a.D, row); });
-    gemm(team, normalised, rows(), weights(a, w.qkv, &proj), scratch,
+    gemm(team, normalised, rows(), weights(w.qkv, &proj), scratch,
          StoreEpilogue<Plain>{.bias = w.qkv.bias,
                               .activation = Activation::none,
                               .y = {n.qkv_dtype, wide, n.qkv_stride}});
@@ -282,7 +282,7 @@ struct Pass {
     const Left pooled = left(a.D, a.head.precision);
     fill(team, pooled, images(), a.D, scratch + n.for_gemm,
          [&](int64_t b, float* row) { pool(b, row); });
-    gemm(team, pooled, images(), weights(a, a.head), scratch,
+    gemm(team, pooled, images(), weights(a.head), scratch,
          [&](int64_t b, int64_t n0, int64_t columns, float* c) {
            const StoreEpilogue<Plain> store{.bias = a.head.bias,
                                             .activation = Activation::none,

@@ -59,8 +59,7 @@ struct unpack_args {
   const void* panels;  // by pack, at the same precision
   void* weight;        // (N, K)
   int64_t N, K;
-  bool*
-      known;  // false: the panels hold rounded values in a format of their own, nothing is written
+  bool* known;  // false, and nothing is written: the panels hold rounded values
 };
 
 // What a weight is multiplied in: int8 leaves one in fp32 that does not come as integers.

@@ -93,7 +93,7 @@ def test_cifar100_reads_fine_labels(tmp_path):
 
 class Malice:
     def __reduce__(self):
-        return os.system, ("touch /tmp/vitkern_was_here",)
+        return os.system, ("touch was_executed",)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,13 @@ class Malice:
     ],
     ids=["code", "floats", "list", "cut short", "empty"],
 )
-def test_a_pickle_that_is_not_cifar_s_is_refused(tmp_path, content, words):
+def test_a_pickle_that_is_not_cifar_s_is_refused(tmp_path, monkeypatch, content, words):
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "data_batch_1"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=words):
         unpickle(path)
+    assert not (tmp_path / "was_executed").exists()
 
 
 def test_a_real_pickle_of_python_2_is_read(tmp_path):

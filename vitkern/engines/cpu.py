@@ -79,16 +79,16 @@ class CpuEngine(Engine):
         names = set(matrix_names(self.model))
         for name, value in int8.state_of(self.model).items():
             if isinstance(value, int8.Quantised):
-                matrix, scales = value.integers.flatten(1).contiguous(), value.scales
-                N, K = matrix.shape
-                at = matrix.data_ptr(), N, K, scales.data_ptr()
-                self._native.set_matrix(name, _C.DType.i8, *at)
+                self._set_matrix(name, _C.DType.i8, value.integers, cpu.address(value.scales))
             elif name in names:  # which int8 leaves in floats
-                matrix = value.flatten(1).contiguous()
-                N, K = matrix.shape
-                self._native.set_matrix(name, cpu.DTYPES[matrix.dtype], matrix.data_ptr(), N, K)
+                self._set_matrix(name, cpu.DTYPES[value.dtype], value)
             else:
                 self._set_vector(name, value)
+
+    def _set_matrix(self, name: str, dtype: _C.DType, weight: Tensor, scales: int = 0) -> None:
+        matrix = weight.flatten(1).contiguous()
+        N, K = matrix.shape
+        self._native.set_matrix(name, dtype, matrix.data_ptr(), N, K, scales)
 
     def _set_vector(self, name: str, parameter: Tensor) -> None:
         """Hand a norm, bias or gamma to C++, which refuses what it does not know."""
