@@ -17,6 +17,7 @@ POSITIONS = ("none", "learned", "learned_2d", "sincos_1d", "sincos_2d", "relativ
 FINAL_NORMS = ("before_pool", "after_pool", "none")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
 HEADS = ("linear", "tanh", "token_norm")
+STEMS = {"none": 1, "conv": 8}  # pixels of the image per pixel of the feature map
 RATES = ("dropout", "attention_dropout", "projection_dropout", "head_dropout", "drop_path")
 
 # name: (width D, depth, heads H, MLP width F), from the ViT paper, DeiT (Ti) and Scaling ViT (g)
@@ -68,8 +69,10 @@ class ViTConfig:
     """Every choice that makes a Vision Transformer; the defaults are B/16, 224, 1000 classes."""
 
     image_size: int | tuple[int, int] = 224  # pixels, one integer or (rows, columns)
-    patch_size: int = 16
+    patch_size: int = 16  # in pixels of what patches are cut from: the image, or a stem's map
     channels: int = 3
+    # "conv": three convolutions first (stem.py), whose map has an eighth of the image's sides
+    stem: str = "none"
     width: int = 768  # D
     depth: int = 12  # blocks
     heads: int = 12  # H
@@ -153,10 +156,16 @@ class ViTConfig:
                 _refuse(f"{name} must be an integer of at least {least}, not {_shown(value)}")
             if value > most:
                 _refuse(f"{name} must be at most {most}, not {_shown(value)}")
-        if any(s % self.patch_size for s in size):
+        if not isinstance(self.stem, str) or self.stem not in STEMS:
+            _refuse(f"stem must be one of {', '.join(STEMS)}, not {_shown(self.stem)}")
+        if any(s % self.patch_pixels for s in size):
+            stride = "" if self.stem == "none" else f", times the stem's stride {STEMS[self.stem]}"
             _refuse(
                 f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}"
+                f"{stride}"
             )
+        if self.stem == "conv" and self.width % 32:  # its first convolution has 8 groups
+            _refuse(f'stem="conv" needs a width that 32 divides, not {self.width}')
         if self.width % self.heads:
             _refuse(f"width {self.width} must be a multiple of heads {self.heads}")
 
@@ -199,7 +208,22 @@ class ViTConfig:
     def grid(self) -> tuple[int, int]:
         """Patches down and across the image."""
         y, x = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
-        return y // self.patch_size, x // self.patch_size
+        return y // self.patch_pixels, x // self.patch_pixels
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """Rows and columns of an image."""
+        return self.grid[0] * self.patch_pixels, self.grid[1] * self.patch_pixels
+
+    @property
+    def patch_pixels(self) -> int:
+        """Pixels of the image along a side of a patch."""
+        return self.patch_size * STEMS[self.stem]
+
+    @property
+    def map_channels(self) -> int:
+        """Channels of what patches are cut from: the image's, or those of the stem's map."""
+        return self.channels if self.stem == "none" else self.width
 
     @property
     def patches(self) -> int:

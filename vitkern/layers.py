@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import ops, philox, positions
+from . import ops, philox, positions, stem
 from .config import ViTConfig
 
 
@@ -92,16 +92,23 @@ class LayerScale(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Image (B, C, Y, X) to patch rows (B, N, D)."""
+    """Image (B, C, Y, X) to patch rows (B, N, D); through a stem (`backbone`), if there is one."""
 
     def __init__(self, c: ViTConfig, **made: Any) -> None:
         super().__init__()
+        if c.stem != "none":
+            self.backbone = stem.build(c, **made)
         self.proj = nn.Conv2d(
-            c.channels, c.width, c.patch_size, c.patch_size, bias=not c.pre_norm, **made
+            c.map_channels, c.width, c.patch_size, c.patch_size, bias=not c.pre_norm, **made
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.proj(image).flatten(2).mT
+        return self.proj(self.feature_map(image)).flatten(2).mT
+
+    def feature_map(self, image: Tensor) -> Tensor:
+        """What patches are cut from: the image itself without a stem."""
+        backbone = self._modules.get("backbone")
+        return image if backbone is None else backbone(image)
 
 
 class Attention(nn.Module):

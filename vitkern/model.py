@@ -170,6 +170,7 @@ class ViT(TimmApi, WeightMemory):
     def fused_embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
         proj = self.patch_embed.proj
         prefix, position = self.position_rows(*self._grid(image))
+        image = self.feature_map(image)
         mean, std = self._pixel_stats(image)
         # Under autocast too in the model's own dtype: its result is the fp32 residual stream.
         x = ops.patch_embed(
@@ -208,11 +209,8 @@ class ViT(TimmApi, WeightMemory):
             return self._classify(self.fc_norm(self._pool(x)), seeds) if head else x
 
     def _embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
-        mean, std = self._pixel_stats(image)
-        if mean is not None and std is not None:
-            image = (image.to(mean.dtype) / 255 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
         # Under autocast, too, the residual stream has the model's dtype.
-        x = self.patch_embed(image).to(self.patch_embed_weight.dtype)  # (B, N, D)
+        x = self.patch_embed(self._normalised(image)).to(self.patch_embed_weight.dtype)  # (B, N, D)
         prefix, position = self.position_rows(*self._grid(image))
         if position is not None:
             x = x + position
@@ -269,8 +267,21 @@ class ViT(TimmApi, WeightMemory):
         return attn.relative_bias((grid_y, grid_x)) if isinstance(attn, layers.Attention) else None
 
     def _grid(self, image: Tensor) -> positions.Grid:
-        p = self.config.patch_size
+        p = self.config.patch_pixels
         return image.shape[2] // p, image.shape[3] // p
+
+    def feature_map(self, image: Tensor) -> Tensor:
+        """What patches are cut from: the image as it is, or the stem's map of its pixels."""
+        if self.config.stem == "none":
+            return image
+        return self.patch_embed.feature_map(self._normalised(image))
+
+    def _normalised(self, image: Tensor) -> Tensor:
+        """Bytes as the floats that modules take."""
+        mean, std = self._pixel_stats(image)
+        if mean is None or std is None:
+            return image
+        return (image.to(mean.dtype) / 255 - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
 
     def _pixel_stats(self, image: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """mean and std of the channels for a uint8 image; floats are taken as normalised."""

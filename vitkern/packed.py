@@ -95,8 +95,7 @@ def _results(model: ViT, batches: list[Tensor], features: bool) -> list[Tensor]:
 
 def _nothing(model: ViT) -> Tensor:
     c = model.config
-    size = [c.patch_size * n for n in c.grid]
-    return model.patch_embed_weight.new_empty(0, c.channels, *size)
+    return model.patch_embed_weight.new_empty(0, c.channels, *c.pixels)
 
 
 def _by_offsets(model: ViT) -> bool:

@@ -141,9 +141,8 @@ def quantise(model: ViT, images: Tensor | Iterable[Tensor] | None = None) -> Rep
 def _batches(model: ViT, images: Tensor | Iterable[Tensor] | None) -> list[Tensor]:
     if images is None:
         c = model.config
-        size = tuple(c.patch_size * n for n in c.grid)
         seeded = torch.Generator().manual_seed(0)
-        made = torch.randn(SYNTHETIC_IMAGES, c.channels, *size, generator=seeded)
+        made = torch.randn(SYNTHETIC_IMAGES, c.channels, *c.pixels, generator=seeded)
         return [made.to(model.dtype)]
     given = [images] if isinstance(images, Tensor) else list(images)
     for batch in given:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
+from . import stem
 from .config import ViTConfig
 
 if TYPE_CHECKING:
@@ -47,7 +48,12 @@ def summarise(model: ViT, image_size: int | tuple[int, int] | None = None) -> Su
         if count or work:
             rows.append(Row(layer, shape, count, work))
 
-    add("patch_embed", (N, D), model.patch_embed, N * D * c.channels * c.patch_size**2)
+    y, x = (side // c.patch_pixels * c.patch_size for side in c.pixels)
+    backbone = getattr(model.patch_embed, "backbone", None)
+    if backbone is not None:
+        add("patch_embed.backbone", (c.map_channels, y, x), backbone, stem.multiply_adds(c))
+    work = N * D * c.map_channels * c.patch_size**2
+    add("patch_embed.proj", (N, D), model.patch_embed.proj, work)
     own = sum(p.numel() for p in model.parameters(recurse=False))
     add("tokens, positions", (S, D), own)
     add("norm_pre", (S, D), model.norm_pre)
@@ -73,7 +79,7 @@ def _count(block: nn.Module, *names: str) -> int:
 
 
 def _table(rows: list[Row], c: ViTConfig, parameters: int, work: int) -> str:
-    y, x = (c.patch_size * n for n in c.grid)
+    y, x = c.pixels
     lines = [("layer", "result", "parameters", "multiply-adds")]
     for row in rows:
         shape = " x ".join(map(str, row.shape))

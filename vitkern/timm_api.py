@@ -87,7 +87,7 @@ class TimmApi(nn.Module):
         take = _block_numbers(indices, len(self.blocks))
         stop = max(take) + 1 if stop_early else len(self.blocks)
         x, kept = self.forward_blocks(image, take, stop, norm)
-        T, p = self.config.prefix_tokens, self.config.patch_size
+        T, p = self.config.prefix_tokens, self.config.patch_pixels
         patches: list[Any] = [y[:, T:] for y in kept]
         if output_fmt == "NCHW":
             down, across = image.shape[2] // p, image.shape[3] // p

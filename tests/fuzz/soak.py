@@ -117,7 +117,7 @@ def live(rng: random.Random) -> None:
     model = tiny(seed=rng.randrange(100), **{**options, "depth": min(options.get("depth", 1), 1)})
     model.precision = rng.choice((None, None, "bf16"))
     c = model.config
-    image = torch.randn(rng.choice((1, 3)), c.channels, *(n * c.patch_size for n in c.grid))
+    image = torch.randn(rng.choice((1, 3)), c.channels, *c.pixels)
     kinds = (model_changes.write, model_changes.optimise, model_changes.convert)
     for _ in range(rng.randrange(4)):
         kind = rng.choice(kinds)

@@ -69,6 +69,8 @@ def embed(state, c, image, drop):
     if image.dtype == torch.uint8:
         mean, std = (torch.tensor(v, dtype=weight.dtype).view(-1, 1, 1) for v in (c.mean, c.std))
         image = (image.to(weight.dtype) / 255 - mean) / std
+    if c.stem == "conv":
+        image = convolved(state, image)
     p, (B, C, Y, X) = c.patch_size, image.shape
     patches = (
         image.reshape(B, C, Y // p, p, X // p, p)
@@ -88,6 +90,28 @@ def embed(state, c, image, drop):
         x = x + torch.cat([position.new_zeros(missing, c.width), position])
     x = drop("embed", x, c.dropout)
     return layer_norm(x, state, "norm_pre", c.norm_eps) if c.pre_norm else x
+
+
+def convolved(state, image):
+    """Three stages: 3x3 convolution, eight groups normalised, ReLU, the largest of 3x3."""
+    for i in (0, 4, 8):
+        weight = state[f"patch_embed.backbone.{i}.weight"]
+        (B, _, Y, X), N = image.shape, weight.shape[0]
+        padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
+        x = image.new_zeros(B, N, Y, X)
+        for v in range(3):
+            for u in range(3):
+                part = padded[:, :, v : v + Y, u : u + X]
+                x = x + torch.einsum("bcyx,nc->bnyx", part, weight[:, :, v, u])
+        groups = x.reshape(B, 8, -1)
+        groups = groups - groups.mean(-1, keepdim=True)
+        groups = groups / (groups.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        gain, bias = (state[f"patch_embed.backbone.{i + 1}.{n}"] for n in ("weight", "bias"))
+        x = groups.reshape(B, N, Y, X) * gain.view(-1, 1, 1) + bias.view(-1, 1, 1)
+        padded = torch.nn.functional.pad(x.clamp_min(0), (1, 1, 1, 1))  # nothing is below 0
+        near = [padded[:, :, v : v + Y : 2, u : u + X : 2] for v in range(3) for u in range(3)]
+        image = torch.stack(near).amax(0)
+    return image
 
 
 def patch_positions(state, c, grid):

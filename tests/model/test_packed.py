@@ -22,7 +22,7 @@ def mixed(**changes):
 def pictures(model, grids=GRIDS, seed=3):
     """An image (C, Y, X) for each grid of patches."""
     g, c = torch.Generator().manual_seed(seed), model.config
-    p = c.patch_size
+    p = c.patch_pixels
     sizes = [(c.channels, p * y, p * x) for y, x in grids]
     return [torch.randn(size, generator=g, dtype=torch.float64).to(model.dtype) for size in sizes]
 

@@ -45,6 +45,8 @@ OPTIONS = {
     "one-block": {"depth": 1},
     "no-blocks": {"depth": 0},
     "one-patch": {"image_size": 4},
+    "stem": {"stem": "conv", "patch_size": 1, "image_size": (24, 16)},
+    "stem-patches": {"stem": "conv", "patch_size": 2, "image_size": (48, 32), "registers": 1},
     "odd-sizes": {"width": 39, "heads": 3, "mlp_width": 53, "image_size": 15, "patch_size": 5},
 }  # fmt: skip
 
@@ -71,7 +73,7 @@ def tiny(dtype=torch.float32, seed=0, **changes):
 def picture(model, B=5, seed=1, **size):
     """Seeded images of the model's size (or y=, x= pixels) in its dtype."""
     c = model.config
-    y, x = size.get("y", c.grid[0] * c.patch_size), size.get("x", c.grid[1] * c.patch_size)
+    y, x = size.get("y", c.pixels[0]), size.get("x", c.pixels[1])
     g = torch.Generator().manual_seed(seed)
     return torch.randn(B, c.channels, y, x, generator=g, dtype=torch.float64).to(model.dtype)
 

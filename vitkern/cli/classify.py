@@ -172,8 +172,7 @@ def classify(model: ViT, given: argparse.Namespace, names: list[str]) -> Iterato
     from .. import accelerate, image_files
 
     model = accelerate(model, precision=given.precision)
-    grid, patch = model.config.grid, model.config.patch_size
-    size = (grid[0] * patch, grid[1] * patch)
+    size = model.config.pixels
     for start in range(0, len(given.images), BATCH):
         paths = given.images[start : start + BATCH]
         pixels: dict[pathlib.Path, torch.Tensor] = {}

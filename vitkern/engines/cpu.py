@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
 _HEAD = ("head.", "head_norm.", "pre_logits.")
+_STEM = "patch_embed.backbone."  # which runs in PyTorch
 _CALLS_KEPT = 64  # kinds of calls, by the image's shape and strides
 # Image sizes whose positions are remembered; fewer with attention biases, which are (H, S, S).
 _GRIDS_KEPT, _GRIDS_WITH_BIASES_KEPT = 64, 8
@@ -42,7 +43,7 @@ class CpuEngine(Engine):
         super().__init__(model, "cpu")
         self.precision, self.dtype, c = precision, model.dtype, model.config
         self._native = _C.Engine(
-            isa, channels=c.channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
+            isa, channels=c.map_channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
             heads=c.heads, mlp_width=c.mlp_width, depth=c.depth, eps=c.norm_eps,
             activation=cpu.ACTIVATIONS[c.activation], precision=cpu.PRECISIONS[precision],
         )  # fmt: skip
@@ -92,7 +93,8 @@ class CpuEngine(Engine):
 
     def _set_vector(self, name: str, parameter: Tensor) -> None:
         """Hand a norm, bias or gamma to C++, which refuses what it does not know."""
-        if parameter.ndim == 1 and (self._whole_head or not name.startswith(_HEAD)):
+        in_torch = name.startswith(_STEM if self._whole_head else (_STEM, *_HEAD))
+        if parameter.ndim == 1 and not in_torch:
             vector = cpu.vector(parameter)
             self._native.set_vector(name, vector.data_ptr(), vector.numel())
 
@@ -114,7 +116,7 @@ class CpuEngine(Engine):
         return self._run("tokens", image)
 
     def _run(self, want: str, image: Tensor) -> Tensor:
-        image = stored(image)
+        image = stored(self.model.feature_map(image))
         call = self._call_of(want, image)
         y = self._result.new_empty(*call.shape)
         self._native.forward(
@@ -132,7 +134,7 @@ class CpuEngine(Engine):
 
     def _run_mixed(self, want: str, images: Sequence[Tensor]) -> list[Tensor]:
         """One native call for images of any sizes."""
-        images = [stored(image) for image in images]
+        images = [stored(self.model.feature_map(image)) for image in images]
         calls = [self._call_of(want, image) for image in images]
         results = [self._result.new_empty(*call.shape) for call in calls]
         threads = torch.get_num_threads()
@@ -203,14 +205,14 @@ class _Call(NamedTuple):
 
 def matrix_names(model: ViT) -> list[str]:
     """The parameters that the engine packs into panels."""
-    whole_head = _has_whole_head(model.config)
+    in_torch = _STEM if _has_whole_head(model.config) else (_STEM, *_HEAD)
     return [
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.ndim != 1
         and name not in positions.ROWS  # _of_grid reads these and the tables
         and not name.endswith(".relative_position_bias_table")
-        and (whole_head or not name.startswith(_HEAD))
+        and not name.startswith(in_torch)
     ]
 
 

@@ -183,10 +183,11 @@ class GpuEngine(Engine):
     def logits(self, image: Tensor) -> Tensor:
         if not self._whole:
             return self.model.forward_head(self.tokens(image))
+        image = self.model.feature_map(image)
         return self._run("logits", image, self._result.new_empty(image.shape[0], self._outputs))
 
     def tokens(self, image: Tensor) -> Tensor:
-        c = self.config
+        c, image = self.config, self.model.feature_map(image)
         patches = (image.shape[2] // c.patch_size) * (image.shape[3] // c.patch_size)
         y = self._result.new_empty(image.shape[0], c.prefix_tokens + patches, c.width)
         return self._run("tokens", image, y)

@@ -34,8 +34,7 @@ class Features(NamedTuple):
 def extract(model: ViT, images: Images, data: Data, device: torch.device) -> Features:
     """What the classifier would see: pooled and normed rows, by the packed engine."""
     c = model.config
-    size = (c.grid[0] * c.patch_size, c.grid[1] * c.patch_size)
-    views = Views(images, size, c.channels, data, 0)
+    views = Views(images, c.pixels, c.channels, data, 0)
     batches = loader(views, EvaluationOrder(len(images), BATCH), data.workers)
     problems = Problems(data.broken == "error")
     rows, labels = [], []

@@ -69,10 +69,9 @@ class Trainer:
 
     def _views(self, training: bool) -> Views:
         c, s = self.model.config, self.settings
-        size = (c.grid[0] * c.patch_size, c.grid[1] * c.patch_size)
         images = self.parts.train if training else self.parts.evaluation
         assert images is not None
-        return Views(images, size, c.channels, s.data, s.loop.seed)
+        return Views(images, c.pixels, c.channels, s.data, s.loop.seed)
 
     def _training_loader(self) -> DataLoader:
         s, p, views = self.settings, self.processes, self._views(True)

@@ -29,13 +29,13 @@ NARROW = {torch.float32, torch.float16, torch.bfloat16}
 EXACT = set(
     """_local_scalar_dense _reshape_alias _to_copy _unsafe_view abs add add_ alias all amax any
     arange argmax as_strided bitwise_and bitwise_right_shift bucketize cat clamp clamp_min clone
-    constant_pad_nd copy_ detach diagonal div div_ empty empty_like empty_strided eq equal expand
-    fill_ full full_like ge gt index index_put index_select isfinite isinf isnan le lift_fresh
-    logical_and logical_not logical_or lt masked_fill max maximum min minimum mul mul_ ne neg
-    new_empty new_empty_strided new_zeros nll_loss_backward nll_loss_forward ones_like permute pow
-    reciprocal repeat rsqrt rsub scalar_tensor select select_backward slice slice_backward split
-    split_with_sizes sqrt square squeeze stack sub t transpose unbind unsqueeze view where zero_
-    zeros zeros_like""".split()
+    constant_pad_nd copy_ detach diagonal div div_ empty empty_like empty_strided eq equal
+    expand fill_ full full_like ge gt index index_put index_select isfinite isinf isnan le
+    lift_fresh logical_and logical_not logical_or lt masked_fill max max_pool2d_with_indices
+    maximum min minimum mul mul_ ne neg new_empty new_empty_strided new_zeros nll_loss_backward
+    nll_loss_forward ones_like permute pow reciprocal relu repeat rsqrt rsub scalar_tensor
+    select select_backward slice slice_backward split split_with_sizes sqrt square squeeze stack
+    sub t transpose unbind unsqueeze view where zero_ zeros zeros_like""".split()
 )
 HANDLERS: dict[object, Callable] = {}
 OPERANDS = {  # which arguments are multiplied
@@ -124,8 +124,10 @@ def _rows(image: Tensor, weight: Tensor) -> Tensor:
 
 
 @handles(aten.convolution)
-def _convolution(image, weight, bias, stride, *_):
-    assert list(stride) == list(weight.shape[2:]), "patches that do not overlap"
+def _convolution(image, weight, bias, stride, *rest):
+    if list(stride) != list(weight.shape[2:]):  # a stem's: in float64, where no order shows
+        wide = [None if t is None else t.double() for t in (image, weight, bias)]
+        return aten.convolution(*wide, stride, *rest).to(image.dtype)
     B, grid = len(image), [n // s for n, s in zip(image.shape[2:], stride, strict=True)]
     y = product(_rows(image, weight), weight.flatten(1).T.expand(B, -1, -1))  # (B, N, D)
     y = y if bias is None else y + bias.float()
@@ -142,6 +144,12 @@ def _convolution_backward(grad, image, weight, bias_sizes, *rest):
     dw = product(rows.flatten(0, 1).mT, flat).reshape(weight.shape).to(weight.dtype)
     db = pairwise(rows.flatten(0, 1).float(), [0]).to(grad.dtype) if mask[2] else None
     return dx if mask[0] else None, dw if mask[1] else None, db
+
+
+@handles(aten.native_group_norm)
+def _group_norm(x, gain, bias, *rest):
+    found = aten.native_group_norm(x.double(), gain.double(), bias.double(), *rest)
+    return tuple(t.to(x.dtype) for t in found)
 
 
 # ---- sums ----
