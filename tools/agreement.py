@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.cpu.cases import precisions
 from vitkern import ViT, image_files
-from vitkern.cli.classify import BATCH, build
+from vitkern.cli.predict import BATCH, build
 from vitkern.contract import Error
 from vitkern.weights import timm
 

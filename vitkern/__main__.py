@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
         summary = (module.__doc__ or "").split("\n")[0]
         command = commands.add_parser(
             name,
+            aliases=getattr(module, "ALIASES", ()),
             help=summary,
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,

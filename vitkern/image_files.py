@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "JPEG2000
 CROP_SHARE = 0.875  # of the short side: 224 of 256, as ViT and DeiT are evaluated
 LONGEST_SHARE = 4  # times the short side; the centre crop never sees what lies beyond
 
-NORMALISATIONS = {
+Statistics = tuple[Sequence[float], Sequence[float]]  # mean and std, a value for each channel
+NORMALISATIONS: dict[str, Statistics] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # DeiT, DINOv2
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),  # the original ViT and AugReg
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
@@ -26,54 +29,75 @@ NORMALISATIONS = {
 
 
 def read(path: pathlib.Path) -> Image:
-    """An upright RGB image; a ValueError or FileNotFoundError says what is wrong with the file."""
+    """An upright RGB image; a ValueError or OSError says what is wrong with the file."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: a folder, expected an image")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    return _open(path, str(path))
+
+
+def decode(content: bytes, name: str) -> Image:
+    """The same of a file's bytes; errors call it `name`."""
+    return _open(io.BytesIO(content), name)
+
+
+def _open(file: pathlib.Path | io.BytesIO, name: str) -> Image:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
-        raise ImportError("reading images needs Pillow: pip install pillow") from error
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        needs = "reading images needs Pillow: pip install 'vitkern[images]'"
+        raise ImportError(needs) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bombs, where the limit below is stricter, and of tags
         try:
             Image.init()
-            known = [name for name in FORMATS if name in Image.OPEN]
-            with Image.open(path, formats=known) as image:  # reads the header only
+            known = [kind for kind in FORMATS if kind in Image.OPEN]
+            with Image.open(file, formats=known) as image:  # reads the header only
                 width, height = image.size
                 if 0 < width * height <= LARGEST_PIXELS:
                     return ImageOps.exif_transpose(image).convert("RGB")
         except UnidentifiedImageError as error:
             raise ValueError(
-                f"{path}: not an image that Pillow can read, or none of {', '.join(known)}"
+                f"{name}: not an image that Pillow can read, or none of {', '.join(known)}"
             ) from error
         except Image.DecompressionBombError as error:
-            raise ValueError(f"{path}: far too many pixels: scale it down first") from error
+            raise ValueError(f"{name}: far too many pixels: scale it down first") from error
         except Exception as error:  # a damaged file makes decoders raise anything
             why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{path}: broken image ({why}): replace it") from error
+            raise ValueError(f"{name}: broken image ({why}): replace it") from error
     if not width * height:
-        raise ValueError(f"{path}: broken image ({width} x {height} pixels): replace it")
+        raise ValueError(f"{name}: broken image ({width} x {height} pixels): replace it")
     raise ValueError(
-        f"{path}: {width} x {height} pixels are too many: scale it down to at most"
+        f"{name}: {width} x {height} pixels are too many: scale it down to at most"
         f" {LARGEST_PIXELS:,}"
     )
 
 
-def prepare(image: Image, size: tuple[int, int], normalisation: str = "imagenet") -> Tensor:
-    """Short side to size / 0.875 (bicubic), centre crop, normalise: a (3, Y, X) float tensor."""
+def prepare(
+    image: Image,
+    size: tuple[int, int],
+    normalisation: str | Statistics = "imagenet",
+    share: float = CROP_SHARE,
+) -> Tensor:
+    """Short side to size / share (bicubic), centre crop, normalise: a (3, Y, X) float tensor.
+
+    normalisation: a name of NORMALISATIONS, or mean and std themselves.
+    """
     import torch
     from PIL import Image
 
     image = _trim(image)
     y, x = size
-    scale = max(y / image.height, x / image.width) / CROP_SHARE
+    scale = max(y / image.height, x / image.width) / share
     wide, high = (max(1, round(side * scale)) for side in (image.width, image.height))
     image = image.resize((wide, high), Image.Resampling.BICUBIC)
     left, top = round((wide - x) / 2), round((high - y) / 2)
     crop = image.crop((left, top, left + x, top + y))
     pixels = torch.frombuffer(bytearray(crop.tobytes()), dtype=torch.uint8).view(y, x, 3)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in NORMALISATIONS[normalisation])
+    if isinstance(normalisation, str):
+        normalisation = NORMALISATIONS[normalisation]
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in normalisation)
     return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
 
 

@@ -17,10 +17,13 @@ PACKAGE = ROOT / "vitkern"
 # checkers: backends are loaded by their first call.
 MAY_IMPORT = {
     "__main__": "cli __init__",
-    "cli": "__init__ train train.data measure engines.trace weights image_files config registry"
-    " contract gpu.aot gpu.runtime gpu _C",
+    "cli": "__init__ train train.data measure engines.trace trained_file weights contact_sheet"
+    " image_sources image_files config registry contract gpu.aot gpu.runtime gpu _C",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
-    "train": "train.data measure model weights image_files config",
+    "train": "train.data measure trained_file model weights image_files config",
+    "trained_file": "model weights config",
+    "contact_sheet": "",
+    "image_sources": "image_files",
     "train.data": "image_files",
     "measure": "_C",
     "acceleration": "model weights engines precision",

@@ -12,7 +12,7 @@ import torch
 from tests.conftest import ROOT
 from tests.train.small_sets import write_idx
 from tests.train.test_run import settings
-from vitkern.train import run
+from vitkern import trained_file
 
 pytest.importorskip("PIL")
 pytest.importorskip("safetensors")
@@ -59,7 +59,7 @@ def setting(tmp_path_factory):
 
 def difference(one, other) -> float:
     """The largest difference of any parameter, in units of the largest parameter."""
-    models = [run.trained(folder / "model.safetensors")[0] for folder in (one, other)]
+    models = [trained_file.read(folder / "model.safetensors").model for folder in (one, other)]
     pairs = zip(*(model.parameters() for model in models), strict=True)
     return max(((a - b).abs().max() / a.abs().max().clamp(min=1e-3)).item() for a, b in pairs)
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import ROOT
 from tests.train.small_sets import write_idx
-from vitkern import ViT
+from vitkern import ViT, trained_file
 from vitkern.__main__ import main
 from vitkern.train import loop, report, run, state
 from vitkern.train.settings import Settings, parse
@@ -73,7 +73,7 @@ def test_a_run_learns_and_writes_everything(clothes, tmp_path, capsys):
     assert result.folder.name[:4].isdigit() and result.folder.name.endswith("-tiny")
     text = (result.folder / "report.txt").read_text()
     assert "ankle boot" in text and f"accuracy {result.accuracy:.4f}" in text
-    model, classes = run.trained(result.folder / "model.safetensors")
+    model, classes, _ = trained_file.read(result.folder / "model.safetensors")
     assert classes[9] == "ankle boot" and model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
     said = capsys.readouterr()
     assert "parameters" in said.out and "images/s" in said.err
@@ -84,7 +84,7 @@ def test_the_model_that_is_written_is_the_one_that_was_evaluated(clothes, tmp_pa
     from safetensors import safe_open
 
     result = run.train(settings(clothes, schedule={"epochs": 1}), tmp_path)
-    model, _ = run.trained(result.folder / "model.safetensors")
+    model = trained_file.read(result.folder / "model.safetensors").model
     with safe_open(result.folder / state.FILE, "pt") as file:
         for name, value in model.state_dict().items():
             assert torch.equal(value, file.get_tensor(f"ema.{name}")), name
@@ -201,7 +201,8 @@ def test_accumulating_parts_is_the_whole_batch(clothes, tmp_path, no_pictures):
     found = []
     for accumulate in (1, 4):
         given = settings(clothes, **plain, loop={"accumulate": accumulate, "ema": 0.0})
-        found.append(run.trained(run.train(given, tmp_path).folder / "model.safetensors")[0])
+        folder = run.train(given, tmp_path).folder
+        found.append(trained_file.read(folder / "model.safetensors").model)
     for a, b in zip(*(model.parameters() for model in found), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 

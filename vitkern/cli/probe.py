@@ -68,9 +68,9 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError("--repeats must be at least 1 and --seed at least 0")
     import torch
 
+    from .. import trained_file
     from ..train import build, probe
     from ..train.data import Parts, first_of_each_class, open_data
-    from ..train.run import trained
     from ..train.settings import Data, Model
 
     data = Data(workers=given.workers)
@@ -81,7 +81,7 @@ def run(given: argparse.Namespace) -> int:
         first_of_each_class(train, given.limit), first_of_each_class(evaluation, given.eval_limit)
     )
     if given.model is None:
-        model, _ = trained(given.weights)
+        model = trained_file.read(given.weights).model
     else:
         options = {"image_size": given.image_size} if given.image_size else {}
         chosen = Model(name=given.model, weights=str(given.weights), options=options)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import time
 from typing import NamedTuple
 
 import torch
 
-from ..model import ViT
+from .. import trained_file
 from . import build, parallel, report, state
 from .data import Images, Parts, first_of_each_class, open_data
 from .log import Log
@@ -129,27 +128,8 @@ def _save_model(trainer: Trainer) -> None:
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
         tensors[name] = whole
     if trainer.processes.first:
-        config = dataclasses.asdict(trainer.model.config)
-        about = {"config": config, "classes": list(trainer.parts.train.classes)}
-        # One entry: safetensors writes several in a random order, and files could not be compared.
-        entry = {"vitkern": json.dumps(about)}
-        state.write_tensors(trainer.folder / "model.safetensors", tensors, entry)
+        classes, crop = trainer.parts.train.classes, trainer.settings.data.eval_crop
+        about = trained_file.metadata(trainer.model.config, classes, crop)
+        state.write_tensors(trainer.folder / "model.safetensors", tensors, about)
     trainer.state.swap()  # only now: `tensors` are the parameters themselves
     trainer.processes.wait()
-
-
-def trained(path: pathlib.Path) -> tuple[ViT, list[str]]:
-    """A model that `train` wrote, in eval mode, and the names of its classes."""
-    from safetensors import SafetensorError, safe_open
-
-    from ..config import ViTConfig
-    from ..weights import timm
-
-    try:
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})["vitkern"])
-        model, names = ViT(ViTConfig(**about["config"])), [str(n) for n in about["classes"]]
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not a model that vitkern train wrote ({error})") from error
-    model.load_state_dict(timm.read(path))
-    return model.eval(), names

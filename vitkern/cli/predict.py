@@ -1,0 +1,288 @@
+"""Name what is on photographs, with weights of your own or with the model that the package brings.
+
+IMAGE is a file, a folder, a pattern in quotes, an http(s) address, or - for standard input. Without
+--weights the package's small model answers, which knows ten things: airplane, automobile, bird,
+cat, deer, dog, frog, horse, ship, truck. Weights in timm's layout are recognised by their shapes
+where they are a plain ViT's or DeiT's; anything else is named with --model.
+
+  vitkern predict cat.jpg
+  vitkern predict photos/ --weights deit_tiny.safetensors --classes imagenet.json --save sheet.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..image_files import CROP_SHARE, NORMALISATIONS, Statistics
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from ..image_sources import Source
+    from ..model import ViT
+
+ALIASES = ("classify",)
+PRECISIONS = ("fp32", "tf32", "bf16", "int8")
+BATCH = 8  # images a call; more gains nothing on a CPU and costs memory
+LARGEST_NAMES = 64 << 20  # bytes; ImageNet-21k's names are 1 MB
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    parser.add_argument(
+        "--weights", type=pathlib.Path, metavar="FILE", help=".safetensors or .pt (the own model)"
+    )
+    parser.add_argument(
+        "--classes",
+        type=pathlib.Path,
+        metavar="JSON",
+        help='names: a list, {"0": name} or {"0": [id, name]}',
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="the variant, where shapes alone do not tell"
+    )
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    parser.add_argument(
+        "--top", type=int, default=5, metavar="K", help="answers per image (default 5)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=BATCH, metavar="B", help=f"images a call (default {BATCH})"
+    )
+    parser.add_argument(
+        "--normalisation", choices=tuple(NORMALISATIONS), help="mean and std (the model's own)"
+    )
+    parser.add_argument(
+        "--save", type=pathlib.Path, metavar="FILE", help="a contact sheet with the answers"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+class Predictor(NamedTuple):
+    """A model and what it wants of images; `source` is named in errors."""
+
+    model: ViT
+    names: list[str]
+    normalisation: Statistics
+    crop: float  # share of the short side
+    source: str
+
+
+def run(given: argparse.Namespace) -> int:
+    if given.top < 1:
+        raise ValueError(f"--top {given.top}: ask for at least one answer")
+    if given.batch < 1:
+        raise ValueError(f"--batch {given.batch}: a call takes at least one image")
+    from .. import contact_sheet, image_sources
+
+    if given.save is not None:
+        contact_sheet.check_path(given.save)
+    sources = image_sources.expand(given.images)
+    if given.save is not None and len(sources) > contact_sheet.MOST_CELLS:
+        raise ValueError(f"--save: {len(sources)} images, at most {contact_sheet.MOST_CELLS}")
+    predictor = open_predictor(given)
+    answers, cells = [], []
+    for answer, image in predict(predictor, sources, given):
+        answers.append(answer)
+        if not given.json:
+            _print(answer)
+        if given.save is not None and image is not None:
+            cells.append(_cell(answer, image))
+    if given.json:
+        print(json.dumps(answers, indent=1))
+    if cells:
+        contact_sheet.draw(cells, given.save)
+        print(f"wrote {given.save}", file=sys.stderr)
+    return 1 if any("error" in answer for answer in answers) else 0
+
+
+def _print(answer: dict[str, Any]) -> None:
+    if "error" in answer:
+        print(f"vitkern predict: {answer['error']}", file=sys.stderr)
+        return
+    print(answer["image"])
+    for top in answer["top"]:
+        print(f"  {top['probability']:7.2%}  {top['label']}")
+
+
+def _cell(answer: dict[str, Any], image: Image) -> Any:
+    from ..contact_sheet import Caption, Cell
+
+    lines = [Caption(pathlib.PurePath(answer["image"]).name, faint=True)]
+    for top in answer["top"]:
+        text = f"{top['probability']:4.0%}  {top['label'].split(',')[0]}"
+        lines.append(Caption(text, top["probability"]))
+    return Cell(image, lines)
+
+
+def open_predictor(given: argparse.Namespace) -> Predictor:
+    """The model that the flags ask for, packed at their precision."""
+    from .. import accelerate, trained_file
+    from ..weights import timm
+
+    asked = NORMALISATIONS[given.normalisation] if given.normalisation else None
+    if given.weights is None or (given.model is None and trained_file.is_one(given.weights)):
+        if given.weights is None and given.model is not None:
+            raise ValueError("--model names the architecture of --weights: give both")
+        path = given.weights or trained_file.SHIPPED
+        model, names, crop = trained_file.read(path) if given.weights else trained_file.shipped()
+        c = model.config
+        own = (c.mean, c.std) if c.mean is not None and c.std is not None else None
+        if c.channels != 3:
+            raise ValueError(f"{path}: a model of {c.channels} channels; photographs have 3")
+        if given.classes is not None:
+            names = class_names(given.classes, c.classes)
+    else:
+        path, crop, own = given.weights, CROP_SHARE, None
+        model = build(timm.read(path), given.model, path)
+        names = class_names(given.classes, model.config.classes)
+    pixels = asked or own or NORMALISATIONS["imagenet"]
+    return Predictor(accelerate(model, given.precision), names, pixels, crop, str(path))
+
+
+def predict(
+    predictor: Predictor, sources: list[Source], given: argparse.Namespace
+) -> Iterator[tuple[dict[str, Any], Image | None]]:
+    """One answer per image, in order, with its thumbnail if it will be drawn.
+
+    An image that cannot be read answers with its error.
+    """
+    import torch
+
+    from .. import contact_sheet, image_files
+
+    model, names = predictor.model, predictor.names
+    for start in range(0, len(sources), given.batch):
+        batch = sources[start : start + given.batch]
+        found: list[tuple[Tensor, Image | None] | str] = []  # or the error
+        for source in batch:
+            try:
+                image = source.read()
+            except (ValueError, OSError) as error:
+                found.append(str(error))
+                continue
+            pixels = image_files.prepare(
+                image, model.config.pixels, predictor.normalisation, predictor.crop
+            )
+            found.append((pixels, contact_sheet.thumbnail(image) if given.save else None))
+        rows: Iterator[Tensor] = iter(())
+        good = [one[0] for one in found if not isinstance(one, str)]
+        if good:
+            with torch.inference_mode():
+                logits = model(torch.stack(good)).float()
+            if not logits.isfinite().all():
+                raise ValueError(
+                    f"{predictor.source}: the model answers NaN or Inf: its weights are bad"
+                )
+            rows = iter(logits.softmax(-1))
+        for source, one in zip(batch, found, strict=True):
+            if isinstance(one, str):
+                yield {"image": source.name, "error": one}, None
+                continue
+            best = next(rows).topk(min(given.top, len(names)))
+            top = [
+                {"index": i, "label": names[i], "probability": round(p, 6)}
+                for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            ]
+            yield {"image": source.name, "top": top}, one[1]
+
+
+def build(state: dict[str, Tensor], name: str | None, path: pathlib.Path) -> ViT:
+    """The model these weights belong to, in eval mode."""
+    from .. import ViT
+    from ..weights import timm
+
+    variant, changes = recognise(state, path) if name is None else (name, {})
+    changes["classes"] = timm.classes(state, str(path))
+    try:
+        wanted = ViT(variant, device="meta", **changes).state_dict()
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    misfit = compare(state, wanted)
+    if misfit:
+        raise ValueError(
+            f"{path} does not fit {variant}: {misfit}: name the right one with --model"
+        )
+    if not changes["classes"]:
+        raise ValueError(f"{path} has no classifier (head.weight): it cannot name anything")
+    try:
+        model = ViT(variant, **changes).eval()
+        model.load_state_dict(state)
+    except (RuntimeError, MemoryError) as error:
+        raise ValueError(f"{path}: {variant} does not fit into this machine's memory") from error
+    return model
+
+
+def compare(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
+    """How the first tensor that differs from the model's does so; "" if none does."""
+    for name in (*wanted, *state):
+        if name not in state:
+            return f"{name} is missing"
+        if name not in wanted:
+            return f"{name} is not of this model"
+        if not state[name].is_floating_point():
+            return f"{name} is {state[name].dtype}, expected floating point"
+        if state[name].shape != wanted[name].shape:
+            shapes = (tuple(t[name].shape) for t in (state, wanted))
+            return "{} has shape {}, expected {}".format(name, *shapes)
+    return ""
+
+
+def recognise(state: dict[str, Tensor], path: pathlib.Path) -> tuple[str, dict[str, Any]]:
+    """Variant and image size of a plain ViT, from the shapes of its weights."""
+    from ..config import PATCHES, VARIANTS
+
+    shapes = [
+        tuple(state[name].shape) if name in state else ()
+        for name in ("patch_embed.proj.weight", "pos_embed")
+    ]
+    if [len(shape) for shape in shapes] != [4, 3]:
+        raise ValueError(
+            f"{path}: not timm's layout of a ViT (patch_embed.proj.weight and pos_embed have shapes"
+            f" {shapes[0]} and {shapes[1]}): name it with --model"
+        )
+    (D, _, patch, _), (_, rows, _) = shapes
+    depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
+    side = math.isqrt(max(rows - 1, 0))
+    for variant, (width, blocks, _, _) in VARIANTS.items():
+        if (width, blocks) == (D, depth) and side * side == rows - 1 > 0 and patch in PATCHES:
+            return f"{variant}/{patch}", {"image_size": side * patch}
+    raise ValueError(
+        f"{path}: no plain ViT has width {D}, depth {depth}, patches of {patch} and {rows}"
+        " positions: name it with --model"
+    )
+
+
+def class_names(path: pathlib.Path | None, count: int) -> list[str]:
+    """A name for every class; "class 17" without a file."""
+    if path is None:
+        return [f"class {i}" for i in range(count)]
+    if path.stat().st_size > LARGEST_NAMES:
+        raise ValueError(f"{path}: {path.stat().st_size} bytes are too many for a list of names")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+    if isinstance(found, list):
+        found = dict(enumerate(found))
+    if not isinstance(found, dict) or len(found) != count:
+        raise ValueError(f"{path}: holds other classes than the model's {count}")
+    names = {}
+    for index, name in found.items():
+        try:
+            label = name[-1] if isinstance(name, list) else name
+            label.encode()  # half of a surrogate pair cannot be printed
+            names[int(index)] = label.replace("_", " ")
+        except (ValueError, IndexError, AttributeError) as error:
+            raise ValueError(
+                f"{path}: {index!r:.80} does not name a class: give it a number and a text"
+            ) from error
+    if names.keys() != set(range(count)):
+        raise ValueError(f"{path}: holds other classes than the model's {count}, 0 to {count - 1}")
+    return [names[i] for i in range(count)]
