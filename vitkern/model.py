@@ -151,6 +151,18 @@ class ViT(TimmApi, WeightMemory):
                     kept[i] = self.norm(x) if norm else x
         return x, [kept[i] for i in sorted(kept)]
 
+    def attention_maps(
+        self,
+        images: Tensor,
+        layers: int | Sequence[int] | None = None,
+        heads: int | Sequence[int] | None = None,
+    ) -> Tensor:
+        """Attention weights (L, B, H, S, S) of all blocks and heads, or of those chosen."""
+        from . import inspection
+
+        dispatch.check_image(self, images, self.patch_embed_weight, "images")
+        return inspection.attention_maps(self, images, layers, heads)
+
     # ---- the fused operators ----
 
     def fused_forward(

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "vitkern"
 MAY_IMPORT = {
     "__main__": "cli __init__",
     "cli": "__init__ train train.data measure engines.trace trained_file weights contact_sheet"
-    " image_sources image_files config registry contract gpu.aot gpu.runtime gpu _C",
+    " image_sources image_files inspection config registry contract gpu.aot gpu.runtime gpu _C",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
     "train": "train.data measure trained_file model weights image_files config",
     "trained_file": "model weights config",
@@ -30,8 +30,9 @@ MAY_IMPORT = {
     "quantisation": "model int8",
     "packed_file": "model int8 config",
     "engines.trace": "model engines config gpu precision",
-    "model": "packed weight_memory timm_api dispatch engines layers ops positions summary config"
-    " precision",
+    "model": "inspection packed weight_memory timm_api dispatch engines layers ops positions"
+    " summary config precision",
+    "inspection": "layers",
     "packed": "dispatch layers",
     "timm_api": "layers positions config",
     "weight_memory": "dispatch engines positions",

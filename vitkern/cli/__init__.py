@@ -4,4 +4,15 @@ ALIASES, where a module has them, are names that a command also answers to. A co
 torch inside `run`, so that help and argument errors answer at once.
 """
 
-COMMANDS = ("demo", "info", "summary", "bench", "predict", "train", "probe", "aot", "warmup")
+COMMANDS = (
+    "demo",
+    "info",
+    "summary",
+    "bench",
+    "predict",
+    "inspect",
+    "train",
+    "probe",
+    "aot",
+    "warmup",
+)
