@@ -192,7 +192,7 @@ def _heads(
     row = maps[:, 0, T:] if c.class_token else maps[:, T:, T:].mean(1)
     figure, axes = _grid(len(row), min(8, len(row)), 1.4)
     for head, (axis, weights) in enumerate(zip(axes, row, strict=False)):
-        _over(axis, shown, (weights / weights.max()).view(c.grid))
+        _over(axis, shown, weights.view(c.grid))
         axis.set_title(f"head {head}", fontsize=7)
     whose = "the class token attends to" if c.class_token else "the patches attend to on average"
     words = f"{name}: what {whose} in block {layer}, head by head."
@@ -200,12 +200,14 @@ def _heads(
 
 
 def _over(axis: Axes, image: Tensor, weights: Tensor) -> None:
-    """Weights (y, x) as light on a dark image."""
+    """Weights (y, x) as light on a dark image: none for the smallest, all for the largest."""
     from torch.nn.functional import interpolate
 
     size = image.shape[1:]
+    low, high = weights.min(), weights.max()
+    weights = (weights - low) / (high - low).clamp_min(1e-12)
     light = interpolate(weights[None, None].float(), size, mode="bilinear", align_corners=False)
-    picture = image * (0.25 + 0.75 * light[0].clamp(0, 1))
+    picture = image * (0.25 + 0.75 * light[0])
     axis.imshow(picture.permute(1, 2, 0).numpy())
 
 
