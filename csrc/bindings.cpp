@@ -12,9 +12,11 @@
 #include "cpu/engine.hpp"
 #include "cpu/fingerprint.hpp"
 #include "cpu/steps.hpp"
+#include "cpu/threads.hpp"
 #include "cuda/bindings.hpp"
 #include "initialised.hpp"
 #include "keywords.hpp"
+#include "unlocked.hpp"
 #include "watch.hpp"
 
 VITKERN_INITIALISED_SHARED(vitkern::Engine);
@@ -109,11 +111,20 @@ PYBIND11_MODULE(_C, m) {
   m.def("arena_trim", &arena_trim,
         "Give idle scratch memory, and what malloc holds free, back to the system.");
 
+  m.def("set_cpus", &set_cpus, "How many CPUs calls of several threads share.");
+  m.def("cpus", &cpus, "How many CPUs calls of several threads share.");
+  py::class_<Grant>(m, "Grant", "Threads of a call, as a kernel asks for them; freed with it.")
+      .def(py::init([](int wanted) {
+        const Unlocked unlocked;
+        return std::make_unique<Grant>(wanted);
+      }))
+      .def_property_readonly("threads", &Grant::threads);
+
 #define VITKERN_KERNEL(kernel)                                      \
   m.def(#kernel, [](const std::string& isa, const py::kwargs& kw) { \
     const auto args = from_keywords<kernel##_args>(kw);             \
     const Isa chosen = isa_named(isa);                              \
-    const py::gil_scoped_release unlocked;                          \
+    const Unlocked unlocked;                                        \
     kernel(chosen, args);                                           \
   });
 #define VITKERN_ENGINE(kernel)  // Engine's methods call it
@@ -137,12 +148,12 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Packed, PackedHolder>(m, "Packed", "A weight (N, K) in panels; it never changes.")
       .def(py::init([](int layout, DType dtype, Address data, int64_t N, int64_t K) {
         const Layout known = layout_of(layout);
-        const py::gil_scoped_release unlocked;
+        const Unlocked unlocked;
         return std::make_shared<Packed>(known, dtype, at<const void>(data), N, K);
       }))
       .def("unpack",
            [](const PackedHolder& p, DType dtype, Address data) {
-             const py::gil_scoped_release unlocked;
+             const Unlocked unlocked;
              return p->unpack(dtype, at<void>(data));
            })
       .def_property_readonly("layout", [](const PackedHolder& p) { return code_of(p->layout()); })
@@ -162,7 +173,7 @@ PYBIND11_MODULE(_C, m) {
           "set_matrix",
           [](const EnginePtr& e, const std::string& name, DType dtype, Address data, int64_t N,
              int64_t K, Address scales) {
-            const py::gil_scoped_release unlocked;
+            const Unlocked unlocked;
             e->set_matrix(name, dtype, at<const void>(data), N, K, at<const float>(scales));
           },
           py::arg("name"), py::arg("dtype"), py::arg("data"), py::arg("N"), py::arg("K"),
@@ -175,14 +186,14 @@ PYBIND11_MODULE(_C, m) {
       .def("forward",
            [](const EnginePtr& e, const py::kwargs& kw) {
              const auto input = from_keywords<EngineInput>(kw);
-             const py::gil_scoped_release unlocked;
+             const Unlocked unlocked;
              e->forward(input);
            })
       .def("forward_all",
            [](const EnginePtr& e, const std::vector<py::kwargs>& all) {
              std::vector<EngineInput> inputs;
              for (const py::kwargs& kw : all) inputs.push_back(from_keywords<EngineInput>(kw));
-             const py::gil_scoped_release unlocked;
+             const Unlocked unlocked;
              e->forward(inputs);
            })
       .def_property_readonly("classes", [](const EnginePtr& e) { return e->classes(); })

@@ -8,13 +8,14 @@ anything else is copied first. Sizes were checked and results allocated by the c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from . import _C, packing, philox
+from . import _C, cpu_limits, packing, philox
 
 DTYPES = packing.DTYPES
 IMAGE_DTYPES = {**DTYPES, torch.uint8: _C.DType.u8}
@@ -25,6 +26,20 @@ _OFF = (0, 0, 1.0)
 Sizes = Mapping[str, int]  # axis letters
 Results = Sequence[Tensor]
 Maybe = Tensor | None
+
+_CPUS = cpu_limits.available()
+_C.set_cpus(_CPUS)
+_CHOSEN_BY_TORCH = None if "OMP_NUM_THREADS" in os.environ else torch.get_num_threads()
+
+
+def threads() -> int:
+    """Of the next call: torch's number, which a container's quota bounds unless somebody set it.
+
+    torch counts the CPUs of the affinity mask and knows no quota. OMP_NUM_THREADS and
+    `torch.set_num_threads` are obeyed as they are.
+    """
+    count = torch.get_num_threads()
+    return min(count, _CPUS) if count == _CHOSEN_BY_TORCH else count
 
 
 class _Matrices(NamedTuple):
@@ -98,7 +113,7 @@ def layernorm(
     x, x_stride = _rows(x)
     weight, bias = vector(weight), vector(bias)
     _C.layernorm(
-        isa, threads=torch.get_num_threads(), dtype=DTYPES[x.dtype], x=address(x),
+        isa, threads=threads(), dtype=DTYPES[x.dtype], x=address(x),
         weight=address(weight), bias=address(bias), y=address(results[0]),
         stats=address(results[1]), M=n["M"], D=n["D"], x_stride=x_stride, eps=eps,
     )  # fmt: skip
@@ -113,7 +128,7 @@ def norm_linear(
     norm_weight, norm_bias, bias = vector(norm_weight), vector(norm_bias), vector(bias)
     y, stats, pre = results
     _C.norm_linear(
-        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
+        isa, threads=threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
         x=address(x), norm_weight=address(norm_weight), norm_bias=address(norm_bias),
         weight=weights.at[0], packed=weights.packed, bias=address(bias), y=address(y),
         stats=address(stats), pre=address(pre), M=n["M"], K=n["K"], N=n["N"], x_stride=x_stride,
@@ -149,7 +164,7 @@ def attention(
         bias_strides = (broad[0], broad[1], bias.stride(2))
     b_stride, s_stride, part_stride, h_stride, _ = qkv.stride()
     _C.attention(
-        isa, threads=torch.get_num_threads(), dtype=DTYPES[qkv.dtype], qkv=address(qkv),
+        isa, threads=threads(), dtype=DTYPES[qkv.dtype], qkv=address(qkv),
         bias=address(bias), offsets=address(offsets), y=address(results[0]),
         lse=address(results[1]), B=n["B"], S=n["S"], H=n["H"], E=n["E"], sequences=sequences,
         b_stride=b_stride, s_stride=s_stride, part_stride=part_stride, h_stride=h_stride,
@@ -165,7 +180,7 @@ def linear_residual(
     (x, x_stride), (residual, residual_stride) = _rows(x), _rows(residual)
     weights, bias, gamma = _matrices(isa, (weight,)), vector(bias), vector(gamma)
     _C.linear_residual(
-        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
+        isa, threads=threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
         y_dtype=DTYPES[residual.dtype], x=address(x), weight=weights.at[0], packed=weights.packed,
         bias=address(bias), residual=address(residual), gamma=address(gamma), y=address(results[0]),
         B=n["B"], S=n["S"], K=n["K"], N=n["N"], x_stride=x_stride, residual_stride=residual_stride,
@@ -188,7 +203,7 @@ def mlp(
     vectors = {name: vector(t) for name, t in vectors.items()}
     y, stats, pre = results
     _C.mlp(
-        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype],
+        isa, threads=threads(), x_dtype=DTYPES[x.dtype],
         w_dtype=DTYPES[fc1_weight.dtype], x=address(x), fc1_weight=weights.at[0],
         fc2_weight=weights.at[1], packed=weights.packed, y=address(y), stats=address(stats),
         pre=address(pre), B=n["B"], S=n["S"], D=n["D"], F=n["F"], x_stride=x_stride, eps=eps,
@@ -206,7 +221,7 @@ def patch_embed(
     vectors = {name: vector(t) for name, t in vectors.items()}
     b_stride, c_stride, y_stride, x_stride = image.stride()
     _C.patch_embed(
-        isa, threads=torch.get_num_threads(), image_dtype=IMAGE_DTYPES[image.dtype],
+        isa, threads=threads(), image_dtype=IMAGE_DTYPES[image.dtype],
         w_dtype=DTYPES[weight.dtype], image=address(image), weight=weights.at[0],
         packed=weights.packed, y=address(results[0]), B=n["B"], C=n["C"], Y=n["Y"], X=n["X"],
         py=n["py"], px=n["px"], D=n["D"], T=n.get("T", 0), b_stride=b_stride, c_stride=c_stride,
@@ -231,14 +246,14 @@ def calibrate(
         raise ValueError(
             f"calibrate: data is {data.dtype} on {data.device}, expected contiguous float32 on cpu"
         )
-    threads = torch.get_num_threads()
-    if data is not None and data.numel() < threads * 16:
+    count = threads()
+    if data is not None and data.numel() < count * 16:
         raise ValueError(
-            f"calibrate: data has {data.numel()} elements, too few for {threads} threads to read"
+            f"calibrate: data has {data.numel()} elements, too few for {count} threads to read"
         )
-    rates = torch.zeros(threads, dtype=torch.float64)
+    rates = torch.zeros(count, dtype=torch.float64)
     _C.calibrate(
-        isa, threads=threads, precision=PRECISIONS[precision], data=address(data),
+        isa, threads=count, precision=PRECISIONS[precision], data=address(data),
         floats=0 if data is None else data.numel(), seconds=seconds, rates=address(rates),
     )  # fmt: skip
     return rates.sum().item()

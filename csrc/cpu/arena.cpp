@@ -5,6 +5,9 @@
 #include <new>
 #include <utility>
 #include <vector>
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -32,6 +35,12 @@ constexpr size_t kIdleBlocks = 8;  // more concurrent forwards than this allocat
 std::mutex pool_mutex;
 std::vector<Pages> pool;
 size_t allocations = 0;
+
+#if defined(__unix__) || defined(__APPLE__)
+// A fork waits until the pool is whole: a thread that the child does not have could hold the lock.
+[[maybe_unused]] const int at_fork = pthread_atfork(
+    [] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); }, [] { pool_mutex.unlock(); });
+#endif
 
 // In small pages: a huge one at the end would be resident as a whole, 1.3 MiB too much for each
 // matrix of a ViT-L in integers.

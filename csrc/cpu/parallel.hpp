@@ -2,11 +2,9 @@
 // steps.
 #pragma once
 #include "simd.hpp"
+#include "threads.hpp"
 #if defined(VITKERN_AMX)
 #include "amx.hpp"
-#endif
-#if defined(_OPENMP)
-#include <omp.h>
 #endif
 
 namespace {
@@ -23,6 +21,7 @@ inline Range even_part(int64_t count, int64_t i, int64_t parts) {
 
 struct Team {
   int rank, size;
+  vitkern::Barrier* barrier = nullptr;  // of a team of several
 
   // Part `rank` of [0, count), cut at multiples of `grain`; the parts differ by one grain at most.
   Range share(int64_t count, int64_t grain = 1) const {
@@ -31,36 +30,37 @@ struct Team {
             min(grains * (rank + 1) / size * grain, count)};
   }
   void sync() const {
-    if (size == 1) return;
-#if defined(_OPENMP)
-#pragma omp barrier
-#endif
+    if (size > 1) vitkern::meet(barrier, size);
   }
 };
 
 // What a thread must set up before it runs kernels.
-#if defined(VITKERN_AMX)
+#if defined(VITKERN_AMX) && !defined(VITKERN_COUNTED)
 using ThreadState = TileState;
 #else
 struct ThreadState {};
 #endif
 
-// body(Team) on `threads` threads of the pool that PyTorch uses too.
+// body(Team) on the threads of a grant.
+template <class Body>
+void run_team(const vitkern::Grant& grant, const Body& body) {
+  struct Context {
+    const Body& body;
+    vitkern::Barrier barrier;
+  } context{body, {0, 0, 0, grant.crowded()}};
+  const auto member = [](void* of, int rank, int size) {
+    [[maybe_unused]] const ThreadState state{};
+    Context& c = *static_cast<Context*>(of);
+    const Team team{rank, size, &c.barrier};
+    c.body(team);
+    team.sync();  // OpenMP's own barrier at the end would spin without giving way
+  };
+  vitkern::run_threads(grant.threads(), member, &context);
+}
+
 template <class Body>
 void run_team(int threads, const Body& body) {
-#if defined(_OPENMP)
-  if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-    {
-      [[maybe_unused]] const ThreadState state{};
-      body(Team{omp_get_thread_num(), omp_get_num_threads()});
-    }
-    return;
-  }
-#endif
-  (void)threads;
-  [[maybe_unused]] const ThreadState state{};
-  body(Team{0, 1});
+  run_team(vitkern::Grant(threads), body);
 }
 
 }  // namespace

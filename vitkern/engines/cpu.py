@@ -120,7 +120,7 @@ class CpuEngine(Engine):
         call = self._call_of(want, image)
         y = self._result.new_empty(*call.shape)
         self._native.forward(
-            threads=torch.get_num_threads(), image=image.data_ptr(), y=y.data_ptr(), **call.fields
+            threads=cpu.threads(), image=image.data_ptr(), y=y.data_ptr(), **call.fields
         )  # fmt: skip
         return y if self.dtype is torch.float32 else y.to(self.dtype)
 
@@ -137,7 +137,7 @@ class CpuEngine(Engine):
         images = [stored(self.model.feature_map(image)) for image in images]
         calls = [self._call_of(want, image) for image in images]
         results = [self._result.new_empty(*call.shape) for call in calls]
-        threads = torch.get_num_threads()
+        threads = cpu.threads()
         self._native.forward_all(
             [
                 {"threads": threads, "image": image.data_ptr(), "y": y.data_ptr(), **call.fields}
