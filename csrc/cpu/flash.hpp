@@ -3,7 +3,8 @@
 //
 // Memory is linear in S. A row's result depends on its own query only, so tiles and threads do not
 // show. How the scores of a tile lie in memory is the instruction set's own: flash_amx.hpp has a
-// query in each row, flash_fma.hpp in each lane. Both define kQueries, FlashScratch and attend().
+// query in each row, flash_fma.hpp in each lane. Both define kQueryGrain, FlashScratch and
+// attend().
 #pragma once
 #include "gemm.hpp"
 #include "math.hpp"
@@ -35,21 +36,42 @@ struct Head {
 
 namespace {
 
-// body(head, queries) for this thread's share of all heads: whole ones, or parts of their queries
-// where the heads do not divide evenly among the threads.
+// Queries in whose time the keys and values of a head are laid out.
+constexpr int64_t kLayoutQueries = 16;
+
+// compute(head, queries) for this thread's share of all heads: whole ones, or parts of their
+// queries, cut at multiples of kQueryGrain.
 template <class Body>
-void share_heads(const Team& team, int64_t heads, int64_t queries, const Body& body) {
-  int parts = 1;
-  while (queries > kQueries && heads * parts % team.size) ++parts;
-  const auto piece = [&](int64_t i) {
-    return Team{static_cast<int>(i), parts}.share(queries, kQueries);
+void share_heads(const Team& team, int64_t heads, int64_t queries, const Body& compute) {
+  const int64_t grains = ceil_div(queries, kQueryGrain);
+  const auto body = [&](int64_t head, int64_t first, int64_t last) {  // grains
+    const Range some{first * kQueryGrain, min(queries, last * kQueryGrain)};
+    if (some.begin >= some.end) return;
+    if constexpr (vitkern::kCounted)
+      vitkern::note(vitkern::Work::heads, some.end - some.begin);
+    else
+      compute(head, some);
   };
-  const Range mine = team.share(heads * parts);
-  for (int64_t head = mine.begin / parts; head * parts < mine.end; ++head) {
-    const Range some{piece(max(0, mine.begin - head * parts)).begin,
-                     piece(min(parts, mine.end - head * parts) - 1).end};
-    if (some.begin < some.end) body(head, some);
+  // Threads of one head each, or even shares, for which most threads lay out two heads' keys and
+  // values: whichever ends first.
+  if (team.size >= heads && heads &&
+      ceil_div(grains, team.size / heads) * kQueryGrain <=
+          ceil_div(heads * queries, team.size) + kLayoutQueries) {
+    for (int64_t head = 0; head < heads; ++head) {
+      const Range ranks = even_part(team.size, head, heads);
+      if (team.rank < ranks.begin || team.rank >= ranks.end) continue;
+      const Range mine = even_part(grains, team.rank - ranks.begin, ranks.end - ranks.begin);
+      body(head, mine.begin, mine.end);
+    }
+    return;
   }
+  // Whole heads, and parts of their queries where the heads do not divide evenly.
+  int parts = 1;
+  while (parts < grains && heads * parts % team.size) ++parts;
+  const Range mine = team.share(heads * parts);
+  for (int64_t head = mine.begin / parts; head * parts < mine.end; ++head)
+    body(head, even_part(grains, max(0, mine.begin - head * parts), parts).begin,
+         even_part(grains, min(parts, mine.end - head * parts) - 1, parts).end);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ namespace {
 
 using HeadLeft = amx_tiles::Left;
 constexpr int64_t kQueries = amx_tiles::kTileRows;  // in a tile
+constexpr int64_t kQueryGrain = kQueries / 2;       // half a tile takes half the time
 constexpr int64_t kColumns = amx_tiles::kNR;        // of a panel: keys, or columns of the values
 constexpr int64_t kKeys = 8 * kColumns;
 

@@ -17,6 +17,7 @@
 namespace {
 
 constexpr int64_t kQueries = fma_tiles::kNR;  // in a tile
+constexpr int64_t kQueryGrain = Vec::kLanes;  // half a tile takes half the time
 constexpr int64_t kKeys = kKC;                // in a block
 constexpr int kHalves = 2;                    // vectors of queries in a tile
 

@@ -1,8 +1,8 @@
 // forward: a whole ViT in one call, from pixels to logits, on packed weights.
 //
 // While there are at least as many images as threads, each thread takes groups of images through
-// all layers without a barrier. The images that remain (fewer than threads) are computed by all
-// threads together, which share columns and heads (schedule.hpp). Both ways give the same bits.
+// all layers without a barrier. The images that remain (fewer than threads) are computed by teams
+// of threads, which share rows, columns and heads (schedule.hpp). All ways give the same bits.
 //
 // Images of a group may differ in size: their rows lie one after another, without padding. GEMMs
 // and norms work row by row and never see where an image ends; patches, attention and pooling do.
@@ -317,40 +317,54 @@ void run_group(const forward_args& a, ImageGroup group, const Team& team, float*
   Pass{a, n, team, x, h, wide, scratch, group}.run();
 }
 
-// Floats of memory that the largest of some groups needs, by a team of so many threads.
-int64_t most_memory(const forward_args& a, const ImageGroups& groups, int threads) {
+// Floats of memory for each thread that the largest groups need; a team's lie together.
+int64_t memory_of_thread(const forward_args& a, const Stages& stages) {
   int64_t most = 0;
-  for (int64_t i = 0; i < groups.count; ++i) {
-    const Sizes n(a, groups.first[i], threads);
-    most = max(most, round_up(n.shared() + threads * n.per_thread, 1024));
+  for (int64_t i = 0; i < stages.count; ++i) {
+    const Stage& stage = stages.first[i];
+    for (int64_t g = 0; g < stage.count; ++g) {
+      const Sizes n(a, stage.groups[g], stage.team_size);
+      most = max(most, ceil_div(n.shared(), stage.team_size) + n.per_thread);
+    }
   }
-  return most;
+  return round_up(most, 1024);
+}
+
+// By every thread. `memory` and `barrier` are its team's, `next` is the first group that no thread
+// took.
+void run_stage(const forward_args& a, const Stage& stage, const Team& all, float* memory,
+               Barrier* barrier, int64_t* next) {
+  const int size = stage.team_size;
+  const Team mine{all.rank % size, size, barrier};
+  // A thread alone takes the next group: one that is held up takes fewer.
+  int64_t i = size == 1 ? take_next(next) : all.rank / size;
+  while (i < stage.count) {
+    run_group(a, stage.groups[i], mine, memory);
+    i = size == 1 ? take_next(next) : i + all.size / size;
+  }
 }
 
 }  // namespace
 
 void forward(const forward_args& a) {
   if (!a.B) return;
-  const Schedule schedule(a, group_rows(a.precision));
-  const ImageGroups alone = schedule.alone(), together = schedule.together();
-  const int64_t each = most_memory(a, alone, 1);
-  const Lease lease(max(a.threads * each, most_memory(a, together, a.threads)) * sizeof(float));
-  if (alone.count) {
-    int64_t next = 0;  // the first group that is not taken: a thread that is held up takes fewer
-    run_team(a.threads, [&](const Team& all) {
-      float* const memory = lease.floats() + all.rank * each;
-      for (;;) {
-        const int64_t i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-        if (i >= alone.count) break;
-        run_group(a, alone.first[i], Team{0, 1}, memory);
-      }
-    });
-  }
-  if (together.count)
-    run_team(a.threads, [&](const Team& team) {
-      for (int64_t i = 0; i < together.count; ++i)
-        run_group(a, together.first[i], team, lease.floats());
-    });
+  const Grant grant(a.threads);
+  const int threads = grant.threads();
+  const Schedule schedule(a, threads, group_rows(a.precision));
+  const Stages stages = schedule.stages();
+  const int64_t each = memory_of_thread(a, stages);
+  constexpr int64_t kBarrierFloats = sizeof(Barrier) / sizeof(float);
+  const Lease lease(threads * (each + kBarrierFloats) * sizeof(float));
+  Barrier* const barriers = reinterpret_cast<Barrier*>(lease.floats() + threads * each);
+  for (int i = 0; i < threads; ++i) barriers[i] = {0, 0, 0, grant.crowded()};
+  int64_t next = 0;
+  run_team(grant, [&](const Team& all) {
+    for (int64_t i = 0; i < stages.count; ++i) {
+      if (i > 0) all.sync();  // this stage has other teams than the last one, in the same memory
+      const int64_t first = all.rank - all.rank % stages.first[i].team_size;  // of the team
+      run_stage(a, stages.first[i], all, lease.floats() + first * each, barriers + first, &next);
+    }
+  });
 }
 
 }  // namespace vitkern::VITKERN_ISA

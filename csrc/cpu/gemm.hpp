@@ -85,6 +85,10 @@ using namespace fma_tiles;
 template <class Write>
 void fill(const Team& team, const Left& A, int64_t M, int64_t K, float* row, const Write& write) {
   const Range rows = team.share(M);
+  if constexpr (vitkern::kCounted) {
+    vitkern::note(vitkern::Work::rows, rows.end - rows.begin, K);
+    return team.sync();
+  }
   for (int64_t m = rows.begin; m < rows.end; ++m) {
     float* const to = A.open(m, row);
     write(m, to);
@@ -97,30 +101,62 @@ void fill(const Team& team, const Left& A, int64_t M, int64_t K, float* row, con
 inline void settle(const Team& team, const Left& A, int64_t M) {
   if constexpr (Left::kSettles) {
     const Range rows = team.share(M);
-    for (int64_t m = rows.begin; m < rows.end; ++m) A.settle(m);
+    if constexpr (vitkern::kCounted)
+      vitkern::note(vitkern::Work::rows, rows.end - rows.begin);
+    else
+      for (int64_t m = rows.begin; m < rows.end; ++m) A.settle(m);
     team.sync();
   }
 }
 
-// C by a team, which splits either its columns (panels of W) or its rows (tiles of A):
-//
-//   packed weights       whichever gives the slowest thread fewer tiles
-//   weights to convert   columns, so that each panel is converted by one thread only. But rows
-//   where
-//                        each thread has at least 2 * kMaxRows, against which converting is cheap,
-//                        or where a thread would have fewer than 4 panels and A has several tiles
+// Tiles in whose time a panel of unpacked weights is converted.
+constexpr int64_t kConversion = 3;
+
+// Threads of a team over a matmul: so many parts of its rows, each in so many parts of columns.
+struct Grid {
+  int64_t rows, columns;
+
+  // Of all grids for so many threads the one whose largest cell takes the least time, in tiles of
+  // one panel; `extra` is what a panel takes beside its tiles. Of equal ones that with the fewest
+  // parts of rows: each of these reads all weights, which are more than the rows.
+  static Grid even(int64_t tiles, int64_t panels, int64_t extra, int64_t threads) {
+    Grid best{1, max(1, min(threads, panels))};
+    int64_t least = INT64_MAX;
+    for (int64_t rows = 1; rows <= min(threads, max(tiles, 1)); ++rows) {
+      const int64_t columns = max(1, min(threads / rows, panels));
+      const int64_t time = (ceil_div(tiles, rows) + extra) * ceil_div(panels, columns);
+      if (time < least) {
+        least = time;
+        best = {rows, columns};
+      }
+    }
+    return best;
+  }
+};
+
+// C by a team, each thread its cell of a grid: some tiles of A's rows times some panels of W.
+// Weights that must be converted are split by rows alone where each thread has at least
+// 2 * kMaxRows, against which converting all of them is cheap.
 //
 // A must be ready in all threads; no sync at the end.
 template <class Epilogue>
 void gemm(const Team& team, const Left& A, int64_t M, const Weights& w, float* scratch,
           const Epilogue& epilogue) {
   const int64_t panels = ceil_div(w.N, kNR), tiles = ceil_div(M, kTileRows);
-  const bool even = ceil_div(panels, team.size) * tiles <= ceil_div(tiles, team.size) * panels;
-  const bool many_rows = M >= 2 * kMaxRows * team.size;
-  if (w.packed ? even : !many_rows && (panels >= 4 * team.size || M <= kTileRows))
-    gemm_part(A, {0, M}, w, team.share(panels), scratch, epilogue);
-  else
-    gemm_part(A, team.share(M, kTileRows), w, {0, panels}, scratch, epilogue);
+  const bool many_rows = !w.packed && M >= 2 * kMaxRows * team.size;
+  const Grid grid = many_rows ? Grid{min(team.size, tiles), 1}
+                              : Grid::even(tiles, panels, w.packed ? 0 : kConversion, team.size);
+  if (team.rank >= grid.rows * grid.columns) return;
+  const Range some = even_part(tiles, team.rank / grid.columns, grid.rows);
+  const Range rows{some.begin * kTileRows, min(M, some.end * kTileRows)};
+  const Range mine = even_part(panels, team.rank % grid.columns, grid.columns);
+  if constexpr (vitkern::kCounted) {
+    const int64_t columns = (mine.end - mine.begin) * kNR;
+    vitkern::note(vitkern::Work::matmul, rows.end - rows.begin, columns, w.K,
+                  packed_bytes(columns, w.K, w.precision));
+  } else {
+    gemm_part(A, rows, w, mine, scratch, epilogue);
+  }
 }
 
 }  // namespace

@@ -9,8 +9,18 @@
 namespace vitkern {
 
 struct Schedule::Plan {
-  std::vector<ImageGroup> alone, together;
+  struct Step {
+    std::vector<ImageGroup> groups;
+    int team_size;
+  };
+  std::vector<Step> steps;
+  std::vector<Stage> stages;  // views of the steps
   double time = 0;
+
+  void append(Plan after) {
+    for (Step& step : after.steps) steps.push_back(std::move(step));
+    time += after.time;
+  }
 };
 
 namespace {
@@ -25,18 +35,18 @@ constexpr int64_t kMany = 8;
 
 class Planner {
  public:
-  Planner(const forward_args& a, int64_t group_rows) : a_(a), group_rows_(group_rows) {
+  Planner(const forward_args& a, int threads, int64_t group_rows)
+      : a_(a), threads_(threads), group_rows_(group_rows) {
     done_.push_back(0);
     for (int64_t i = 0; i < a.B; ++i) done_.push_back(done_.back() + multiply_adds(i));
   }
 
-  // Equal images are shared out evenly, and the rest is computed together. Uneven ones are ordered
+  // Equal images are shared out evenly, and the rest is computed by teams. Uneven ones are ordered
   // by length and taken one by one; those of which a thread alone would be at work when the others
-  // have ended, the first (much longer than the others) or the last, are better computed together.
+  // have ended, the first (much longer than the others) or the last, are better left to teams.
   Schedule::Plan best() const {
-    const int64_t threads = a_.threads;
-    if (threads == 1) return made(0, 0);
-    if (tokens(0) == tokens(a_.B - 1)) return made(0, a_.B % threads);
+    if (threads_ == 1) return made(0, 0);
+    if (tokens(0) == tokens(a_.B - 1)) return made(0, a_.B % threads_);
     Schedule::Plan found = made(0, 0);
     int64_t first = 0;
     const auto consider = [&](int64_t head, int64_t tail) {
@@ -45,11 +55,12 @@ class Planner {
       found = std::move(other);
       first = head;
     };
-    const int64_t most = std::min<int64_t>(threads - 1, a_.B);
-    for (int64_t i = 1; i <= most && cost({i - 1, i}) * a_.threads > cost({i - 1, a_.B}); ++i)
+    const int64_t most = std::min<int64_t>(threads_ - 1, a_.B);
+    for (int64_t i = 1; i <= most && cost({i - 1, i}) * threads_ > cost({i - 1, a_.B}); ++i)
       consider(i, 0);
     const int64_t head = first, rest = a_.B - head;
-    for (int64_t i = 1; i <= std::min(most, rest) && rest < kMany * threads; ++i) consider(head, i);
+    for (int64_t i = 1; i <= std::min(most, rest) && rest < kMany * threads_; ++i)
+      consider(head, i);
     return found;
   }
 
@@ -72,22 +83,21 @@ class Planner {
     return group;
   }
 
-  // Groups of at least group_rows rows.
-  std::vector<ImageGroup> cut(ImageGroup images) const {
-    std::vector<ImageGroup> groups;
-    while (images.begin < images.end) {
-      ImageGroup group{images.begin, images.begin + 1};
-      while (group.end < images.end && rows(group) < group_rows_) ++group.end;
-      groups.push_back(group);
-      images.begin = group.end;
+  // How many groups of at least so many rows these images make.
+  int64_t groups_of(ImageGroup images, int64_t least) const {
+    int64_t count = 0, in_group = 0;
+    for (int64_t i = images.begin; i < images.end; ++i) {
+      if (in_group == 0) ++count;
+      in_group += tokens(i);
+      if (in_group >= least) in_group = 0;
     }
-    return groups;
+    return count;
   }
 
-  // As many groups as that, or a multiple of the threads, as even as images allow.
-  std::vector<ImageGroup> shared_out(ImageGroup images) const {
-    const auto least = static_cast<int64_t>(cut(images).size());
-    int64_t left = (least + a_.threads - 1) / a_.threads * a_.threads;
+  // Groups for so many teams: as even as images allow, the same number for each team.
+  std::vector<ImageGroup> shared_out(ImageGroup images, int64_t teams) const {
+    const int64_t least = groups_of(images, group_rows_ * (threads_ / teams));
+    int64_t left = (least + teams - 1) / teams * teams;
     std::vector<ImageGroup> groups;
     for (; images.begin < images.end; left = std::max<int64_t>(left - 1, 1)) {
       const double even = static_cast<double>(rows(images)) / static_cast<double>(left);
@@ -99,11 +109,11 @@ class Planner {
     return groups;
   }
 
-  // When the last thread ends, if each takes the next group as soon as it is free.
-  double time_alone(const std::vector<ImageGroup>& groups) const {
+  // When the last of the threads ends, if each takes the next group as soon as it is free.
+  double time_of_threads(const std::vector<ImageGroup>& groups) const {
     std::priority_queue<double, std::vector<double>, std::greater<>> ends;
     double last = 0;
-    for (int64_t i = 0; i < a_.threads; ++i) ends.push(0);
+    for (int i = 0; i < threads_; ++i) ends.push(0);
     for (const ImageGroup group : groups) {
       const double end = ends.top() + cost(group);
       ends.pop();
@@ -113,33 +123,70 @@ class Planner {
     return last;
   }
 
-  // The first `head` and the last `tail` images are computed together.
+  // When the last of some teams ends, which take turns.
+  double time_of_teams(const std::vector<ImageGroup>& groups, int64_t teams) const {
+    std::vector<double> ends(static_cast<size_t>(teams));
+    for (size_t i = 0; i < groups.size(); ++i)
+      ends[i % ends.size()] +=
+          cost(groups[i]) / (static_cast<double>(threads_ / teams) * kTeamRate);
+    return *std::max_element(ends.begin(), ends.end());
+  }
+
+  Schedule::Plan alone(ImageGroup images) const {
+    Schedule::Plan plan;
+    if (images.begin == images.end) return plan;
+    plan.steps.push_back({shared_out(images, threads_), 1});
+    plan.time = time_of_threads(plan.steps[0].groups);
+    return plan;
+  }
+
+  // Fewer images than threads by teams of several: of the numbers of teams that leave no thread
+  // without work, the one that ends first. Images that do not divide by it go to larger teams.
+  Schedule::Plan by_teams(ImageGroup images) const {
+    Schedule::Plan best;
+    const int64_t count = images.end - images.begin;
+    for (int64_t teams = std::min<int64_t>(count, threads_ / 2); teams > 0; --teams) {
+      if (threads_ % teams != 0) continue;
+      const int64_t end = images.end - count % teams;
+      Schedule::Plan plan;
+      plan.steps.push_back(
+          {shared_out({images.begin, end}, teams), static_cast<int>(threads_ / teams)});
+      plan.time = time_of_teams(plan.steps[0].groups, teams);
+      plan.append(by_teams({end, images.end}));
+      if (best.steps.empty() || plan.time < best.time) best = std::move(plan);
+    }
+    return best;
+  }
+
+  // The first `head` and the last `tail` images are computed by teams.
   Schedule::Plan made(int64_t head, int64_t tail) const {
-    const ImageGroup first{0, head}, middle{head, a_.B - tail}, last{a_.B - tail, a_.B};
-    Schedule::Plan plan{shared_out(middle), cut(first)};
-    for (const ImageGroup group : cut(last)) plan.together.push_back(group);
-    plan.time = time_alone(plan.alone) + (cost(first) + cost(last)) / (a_.threads * kTeamRate);
+    Schedule::Plan plan = alone({head, a_.B - tail});
+    plan.append(by_teams({0, head}));
+    plan.append(by_teams({a_.B - tail, a_.B}));
     return plan;
   }
 
   const forward_args& a_;
-  const int64_t group_rows_;
+  const int64_t threads_, group_rows_;
   std::vector<double> done_;  // multiply-adds of the images before each
 };
 
+Schedule::Plan* planned(const forward_args& a, int threads, int64_t group_rows) {
+  auto* const plan = new Schedule::Plan(Planner(a, threads, group_rows).best());
+  for (const auto& [groups, team_size] : plan->steps)
+    plan->stages.push_back({groups.data(), static_cast<int64_t>(groups.size()), team_size});
+  return plan;
+}
+
 }  // namespace
 
-Schedule::Schedule(const forward_args& a, int64_t group_rows)
-    : plan_(new Plan(Planner(a, group_rows).best())) {}
+Schedule::Schedule(const forward_args& a, int threads, int64_t group_rows)
+    : plan_(planned(a, threads, group_rows)) {}
 
 Schedule::~Schedule() { delete plan_; }
 
-ImageGroups Schedule::alone() const {
-  return {plan_->alone.data(), static_cast<int64_t>(plan_->alone.size())};
-}
-
-ImageGroups Schedule::together() const {
-  return {plan_->together.data(), static_cast<int64_t>(plan_->together.size())};
+Stages Schedule::stages() const {
+  return {plan_->stages.data(), static_cast<int64_t>(plan_->stages.size())};
 }
 
 double Schedule::time() const { return plan_->time; }

@@ -1,5 +1,5 @@
-// Which images of a forward a thread takes through all layers by itself, and which ones all threads
-// compute together.
+// Which images of a forward a thread takes through all layers by itself, and which ones teams of
+// threads compute together.
 #pragma once
 #include "kernels.hpp"
 
@@ -10,24 +10,31 @@ struct ImageGroup {
   int64_t begin, end;
 };
 
-struct ImageGroups {
-  const ImageGroup* first;
+// Groups that all threads compute in teams of equal size, those of the most work first.
+struct Stage {
+  const ImageGroup* groups;
+  int64_t count;
+  int team_size;  // 1: a thread takes the next group when it is free; otherwise teams take turns
+};
+
+struct Stages {
+  const Stage* first;
   int64_t count;
 };
 
-// Groups have about group_rows rows, so that a panel of weights is used often before the next is
-// fetched; an image of more tokens is a group of its own.
+// A group of a thread alone has about group_rows rows, so that a panel of weights is used often
+// before the next is fetched; a team's has as many for each of its threads. An image of more tokens
+// is a group of its own.
 class Schedule {
  public:
   struct Plan;
-  Schedule(const forward_args& a, int64_t group_rows);
+  Schedule(const forward_args& a, int threads, int64_t group_rows);
   ~Schedule();
   Schedule(const Schedule&) = delete;
   Schedule& operator=(const Schedule&) = delete;
 
-  ImageGroups alone() const;  // each by one thread, the longest first; no thread waits for another
-  ImageGroups together() const;  // each by all threads, after those
-  double time() const;           // of all, in multiply-adds of one thread
+  Stages stages() const;  // one after another; at most one of threads alone
+  double time() const;    // of all, in multiply-adds of one thread
 
  private:
   const Plan* const plan_;

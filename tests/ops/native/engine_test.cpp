@@ -222,13 +222,16 @@ void test_schedule() {
         work += length * 768 * (4 * 768 + 2 * 3072 + 3 * length);
       }
       forward_args a{};
-      a.threads = threads, a.rows = rows.data(), a.B = static_cast<int64_t>(tokens.size());
+      a.rows = rows.data(), a.B = static_cast<int64_t>(tokens.size());
       a.D = 768, a.F = 3072;
-      const Schedule schedule(a, 192);
+      const Schedule schedule(a, threads, 192);
       std::vector<int> taken(tokens.size());
-      for (const ImageGroups& groups : {schedule.alone(), schedule.together()})
-        for (int64_t i = 0; i < groups.count; ++i)
-          for (int64_t b = groups.first[i].begin; b < groups.first[i].end; ++b) ++taken[b];
+      for (int64_t s = 0; s < schedule.stages().count; ++s) {
+        const Stage& stage = schedule.stages().first[s];
+        expect(threads % stage.team_size == 0, "schedule: a thread has no team");
+        for (int64_t i = 0; i < stage.count; ++i)
+          for (int64_t b = stage.groups[i].begin; b < stage.groups[i].end; ++b) ++taken[b];
+      }
       expect(taken == std::vector<int>(tokens.size(), 1),
              "schedule: an image is left out or twice");
       expect(schedule.time() <= 1.25 * work / threads, "schedule: a thread is left at work alone");
