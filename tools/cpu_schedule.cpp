@@ -22,6 +22,8 @@ namespace vitkern {
 
 Grant::Grant(int wanted) : threads_(wanted), crowded_(false) {}
 Grant::~Grant() = default;
+int Grant::threads() const { return threads_; }
+bool Grant::crowded() const { return crowded_; }
 
 void meet(Barrier* which, int size) {
   std::printf(" b %lld %d", reinterpret_cast<long long>(which), size);

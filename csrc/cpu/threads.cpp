@@ -23,8 +23,9 @@
 namespace vitkern {
 namespace {
 
-// Then a thread gives way to others on its CPU: the one that is waited for may be among them. It
-// does not sleep yet: the system would wake it on the waker's CPU, and both would stay there.
+// A thread that waits spins for kSpin, then gives way to others on its CPU until kYield: the one
+// that is waited for may be among them. It does not sleep at once: the system would wake it on the
+// waker's CPU, and both would stay there.
 constexpr int64_t kSpin = 200'000, kYield = 5'000'000;  // nanoseconds
 // Where threads outnumber CPUs, it is all but certain that this CPU is needed.
 constexpr int64_t kSpinWhenCrowded = 2'000;
@@ -61,7 +62,7 @@ Calls* calls = new_calls(cpus_of_mask());
 thread_local bool leads_no_more = false;
 
 #if defined(__unix__) || defined(__APPLE__)
-const int at_fork = pthread_atfork(nullptr, nullptr, [] {
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] {
   calls = new_calls(calls->cpus);
   leads_no_more = true;
 });
@@ -163,6 +164,9 @@ Grant::~Grant() {
   if (threads_ > 1) --calls->teams;
   calls->changed.notify_all();
 }
+
+int Grant::threads() const { return threads_; }
+bool Grant::crowded() const { return crowded_; }
 
 void meet(Barrier* b, int size) {
   const uint32_t now = __atomic_load_n(&b->generation, __ATOMIC_RELAXED);

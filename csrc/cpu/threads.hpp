@@ -26,9 +26,9 @@ class Grant {
   Grant(const Grant&) = delete;
   Grant& operator=(const Grant&) = delete;
 
-  int threads() const { return threads_; }
+  int threads() const;
   // Whether there are more threads than CPUs, those of other calls included.
-  bool crowded() const { return crowded_; }
+  bool crowded() const;
 
  private:
   int threads_;
