@@ -41,13 +41,15 @@ FLOPS = 77e9
 ATTENTION_FLOPS = 48e9
 PACKED = 1.5e9  # elements of keys and values that are laid out for attention, a second
 ELEMENTS = 2e9  # of rows that are normalised
+LANES = 8  # of a vector of queries, the least that attention computes
 READ = 10e9  # bytes of weights
 BARRIER, BARRIER_EACH = 0.3e-6, 0.05e-6
 
-# Gates: the balance of a block's matmuls and attention, and the share of perfect scaling at batch 1
-# on 64 threads, just below what the schedule gives.
-BALANCED = 0.85
-SCALED = {"Ti/16": 0.5, "S/16": 0.73, "B/16": 0.87, "L/16": 0.94}
+# Gates, just below what the schedule gives: the balance of a block's matmuls and attention, and the
+# share of perfect scaling at batch 1 on 64 threads. The 3 heads of a Ti/16 have 75 vectors of
+# queries: of 64 threads 11 attend to two of them, which no schedule can avoid.
+BALANCED = {"Ti/16": 0.78, "S/16": 0.84, "B/16": 0.84, "L/16": 0.9}
+SCALED = {"Ti/16": 0.46, "S/16": 0.73, "B/16": 0.87, "L/16": 0.94}
 
 
 class Case(NamedTuple):
@@ -110,7 +112,8 @@ def seconds(event: Event, model: str) -> float:
     if event.kind == "h":
         head = width // heads
         packed = 2 * TOKENS * head / PACKED
-        return 4 * event.numbers[0] * TOKENS * head / ATTENTION_FLOPS + packed
+        queries = -(-event.numbers[0] // LANES) * LANES
+        return 4 * queries * TOKENS * head / ATTENTION_FLOPS + packed
     if event.kind == "r":
         return event.numbers[0] * event.numbers[1] / ELEMENTS
     return 0.0
@@ -252,8 +255,8 @@ def complaints(counter: Counter, cases: Sequence[Case]) -> Iterator[str]:
     """Where a gate fails."""
     for case in cases:
         p = predict(counter, case)
-        if p.balance < BALANCED:
-            yield f"{case}: a phase is balanced by {p.balance:.0%}, less than {BALANCED:.0%}"
+        if p.balance < BALANCED[case.model]:
+            yield f"{case}: a phase is balanced by {p.balance:.0%}"
         if case.batch == 1 and case.threads == 64 and scaled(counter, case) < SCALED[case.model]:
             yield f"{case}: {scaled(counter, case):.0%} of perfect scaling"
 

@@ -65,13 +65,9 @@ void share_heads(const Team& team, int64_t heads, int64_t queries, const Body& c
     }
     return;
   }
-  // Whole heads, and parts of their queries where the heads do not divide evenly.
-  int parts = 1;
-  while (parts < grains && heads * parts % team.size) ++parts;
-  const Range mine = team.share(heads * parts);
-  for (int64_t head = mine.begin / parts; head * parts < mine.end; ++head)
-    body(head, even_part(grains, max(0, mine.begin - head * parts), parts).begin,
-         even_part(grains, min(parts, mine.end - head * parts) - 1, parts).end);
+  const Range mine = team.share(heads * grains);
+  for (int64_t head = grains ? mine.begin / grains : 0; head * grains < mine.end; ++head)
+    body(head, max(0, mine.begin - head * grains), min(grains, mine.end - head * grains));
 }
 
 }  // namespace
