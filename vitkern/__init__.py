@@ -14,21 +14,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .acceleration import accelerate
     from .config import ViTConfig
+    from .loading import load
     from .model import ViT
     from .packed_file import load_packed, save_packed
     from .quantisation import quantise
+    from .saving import save
 
 __version__ = "0.1.0"
 __all__ = [
-    "ViT", "ViTConfig", "__version__", "accelerate", "load_packed", "quantise", "save_packed",
+    "ViT", "ViTConfig", "__version__", "accelerate", "load", "load_packed", "quantise", "save",
+    "save_packed",
 ]  # fmt: skip
 
 _HOME = {
     "ViT": "model",
     "ViTConfig": "config",
     "accelerate": "acceleration",
+    "load": "loading",
     "load_packed": "packed_file",
     "quantise": "quantisation",
+    "save": "saving",
     "save_packed": "packed_file",
 }
 

@@ -88,6 +88,13 @@ class ViT(TimmApi, WeightMemory):
         if torch.device(device or "cpu").type != "meta":
             layers.initialise(self)
 
+    @classmethod
+    def from_pretrained(cls, path: Any, **options: Any) -> Any:
+        """`vitkern.load`: the model of a checkpoint's file, folder or name, in any known layout."""
+        from .loading import load
+
+        return load(path, **options)
+
     def make_head(self, **made: Any) -> None:
         """The classifier of the configuration, in the place of the one there was."""
         c, size = self.config, self.head_hidden_size

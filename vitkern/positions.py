@@ -14,6 +14,8 @@ Grid = tuple[int, int]  # patches down, patches across
 
 # The parameters of a model, each (1, rows, D) or absent, that make up prefix and position rows.
 ROWS = ("cls_token", "reg_token", "pos_embed", "pos_embed_y", "pos_embed_x")
+# How rows move to another grid: as timm, or as the ViT paper's code, corner to corner.
+INTERPOLATIONS = ("bicubic", "bilinear")
 
 
 def row_counts(c: ViTConfig) -> dict[str, int]:
@@ -78,8 +80,11 @@ def refuse_another_size(theirs: object, ours: Tensor | None) -> None:
             )
 
 
-def resize(position: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Rows (N, D) of a grid moved to another grid: bicubic with antialiasing, as timm does."""
+def resize(position: Tensor, old: Grid, new: Grid, interpolation: str = "bicubic") -> Tensor:
+    """Rows (N, D) of a grid moved to another grid: bicubic with antialiasing, as timm does.
+
+    "bilinear": as the ViT paper's code does, corners to corners and without antialiasing.
+    """
     if old == new:
         return position
     dtype, D = position.dtype, position.shape[-1]
@@ -87,7 +92,10 @@ def resize(position: Tensor, old: Grid, new: Grid) -> Tensor:
         position = position.float()
     # Contiguous: torch 2.13 interpolates a channels-last image wrongly when a side is 1.
     image = position.reshape(1, *old, D).permute(0, 3, 1, 2).contiguous()  # (1, D, y, x)
-    image = F.interpolate(image, size=new, mode="bicubic", antialias=True)
+    if interpolation == "bilinear":
+        image = F.interpolate(image, size=new, mode="bilinear", align_corners=True)
+    else:
+        image = F.interpolate(image, size=new, mode="bicubic", antialias=True)
     return image.permute(0, 2, 3, 1).reshape(-1, D).to(dtype)
 
 
@@ -157,15 +165,38 @@ def relative_bias(table: Tensor, heads: int, old: Grid, new: Grid, prefix: int) 
     return table[index].permute(2, 0, 1).contiguous()
 
 
-def resize_relative(table: Tensor, old: Grid, new: Grid, prefix: int) -> Tensor:
+def resize_relative(
+    table: Tensor, old: Grid, new: Grid, prefix: int, interpolation: str = "bicubic"
+) -> Tensor:
     """A relative-bias table interpolated to the offsets of another grid."""
     if old == new:
         return table
     offsets = relative_entries(old, 0)
-    spread = resize(
-        table[:offsets], *((2 * down - 1, 2 * across - 1) for down, across in (old, new))
-    )
+    before, after = ((2 * down - 1, 2 * across - 1) for down, across in (old, new))
+    spread = resize(table[:offsets], before, after, interpolation)
     return torch.cat([spread, table[offsets:]]) if prefix else spread
+
+
+def moved(
+    state: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig, interpolation: str = "bicubic"
+) -> dict[str, Tensor]:
+    """A state dict with everything that depends on the grid moved to another image size."""
+    state = dict(state)
+    if old.grid == new.grid:
+        return state
+    T = old.prefix_tokens if old.position_covers_prefix else 0
+    axes = {"pos_embed_y": 0, "pos_embed_x": 1}
+    for name, value in state.items():
+        if name == "pos_embed":
+            rows = resize(value[0, T:], old.grid, new.grid, interpolation)
+            state[name] = torch.cat([value[0, :T], rows])[None]
+        elif name in axes:
+            n, m = old.grid[axes[name]], new.grid[axes[name]]
+            state[name] = resize(value[0], (n, 1), (m, 1), interpolation)[None]
+        elif name.endswith("relative_position_bias_table"):
+            prefix = old.prefix_tokens
+            state[name] = resize_relative(value, old.grid, new.grid, prefix, interpolation)
+    return state
 
 
 def resize_patch(weight: Tensor, size: int) -> Tensor:

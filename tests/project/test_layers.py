@@ -29,6 +29,8 @@ MAY_IMPORT = {
     "acceleration": "model weights engines precision",
     "quantisation": "model int8",
     "packed_file": "model int8 config",
+    "loading": "model weights weights.layouts positions config precision",
+    "saving": "model weights weights.layouts config",
     "engines.trace": "model engines config gpu precision",
     "model": "inspection packed weight_memory timm_api dispatch engines layers ops positions"
     " summary config precision",
@@ -41,7 +43,8 @@ MAY_IMPORT = {
     "engines": "layers positions config registry precision int8 gpu.runtime gpu cpu packing _C",
     "layers": "ops positions config philox stem",
     "stem": "config",
-    "weights": "positions config",
+    "weights": "weights.layouts positions config",
+    "weights.layouts": "positions config",
     "ops": "registry philox",
     "image_files": "",
     "positions": "config",
@@ -61,6 +64,7 @@ MAY_IMPORT = {
 }
 # Imports that point upwards all the same, inside functions, each with its reason.
 UPWARDS = {
+    ("model", "loading"): "ViT.from_pretrained, whose model it builds",
     ("engines.base", "model"): "the shapes a model would have, from one without memory",
     ("gpu.launch", "gpu.runtime"): "what starts a launch by default, found at the first one",
 }

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -18,11 +15,11 @@ from torch import Tensor, nn
 
 from .. import positions
 from ..config import ViTConfig
+from . import files
 
 if TYPE_CHECKING:
     from ..model import ViT
 
-_WRAPPERS = ("state_dict", "model", "model_ema", "module")  # where trainers keep the weights
 _ACTIVATIONS = {"GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
 _POOLS = {"token": "token", "avg": "mean", "": "none"}
 
@@ -39,7 +36,7 @@ def load(
     resize_positions: interpolate learned positions of another image size to the model's, in 2-D.
     Files are read without running code from them (safetensors, or torch's weights_only).
     """
-    state = unwrapped(source, "timm.load") if isinstance(source, Mapping) else read(source)
+    state = files.unwrapped(source, "timm.load") if isinstance(source, Mapping) else read(source)
     if "dist_token" in state:
         raise ValueError("timm.load: a distilled DeiT (dist_token, two heads) is not supported")
     found = classes(state, "timm.load")
@@ -67,82 +64,8 @@ def classes(state: Mapping[str, Tensor], where: str) -> int:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or torch file, on the CPU; no code in the file is run.
-
-    A training checkpoint's wrapping is taken off. Nothing is allocated that the file does not hold:
-    tensors are views of the file where its format allows that.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"timm.read: there is no file {path}")
-    state = _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
-    state = unwrapped(state, f"timm.read: {path}")
-    size, claimed = path.stat().st_size, _claimed(state)
-    if claimed > size:
-        raise ValueError(
-            f"timm.read: {path} has {size} bytes, but its tensors ask for {claimed}: it is damaged,"
-            f" or its tensors repeat themselves (save them with .contiguous())"
-        )
-    return state
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        needs = f"timm.read: {path.name} needs safetensors: pip install safetensors"
-        raise ImportError(needs) from error
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"timm.read: {path} is damaged or not safetensors: {error}") from error
-    except (RuntimeError, MemoryError) as error:  # torch cannot map that much
-        why = _first_line(error)
-        raise ValueError(f"timm.read: {path} does not fit into memory: {why}") from error
-
-
-def _torch_file(path: Path) -> Mapping:
-    try:
-        with open(path, "rb") as file:
-            zipped = file.read(4) == b"PK\3\4"  # as torch tells it; older files are plain pickles
-        if zipped:
-            _refuse_compressed(path)
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"timm.read: {path} holds more than tensors, or is no torch file; only files that load"
-            f" with weights_only=True are read, as others can run code: {_first_line(error)}"
-        ) from error
-    except OSError:
-        raise
-    except Exception as error:  # a damaged pickle raises anything, KeyError included
-        why = _first_line(error)
-        raise ValueError(f"timm.read: {path} is damaged or incomplete: {why}") from error
-    if not isinstance(state, Mapping):
-        raise ValueError(f"timm.read: {path} holds a {type(state).__name__}, not a state dict")
-    return state
-
-
-def _refuse_compressed(path: Path) -> None:
-    """torch.save stores records as they are; a compressed one can grow to any size."""
-    with zipfile.ZipFile(path) as archive:
-        for record in archive.infolist():
-            if record.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"its record {record.filename!r} is compressed")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _claimed(state: Mapping[str, Tensor]) -> int:
-    """Bytes of all tensors when each is copied out; one that has several names counts once."""
-    views = {
-        (t.data_ptr(), t.dtype, tuple(t.shape), t.stride()): t.numel() * t.itemsize
-        for t in state.values()
-    }
-    return sum(views.values())
+    """The tensors of a file, on the CPU; no code in the file is run (weights/files.py)."""
+    return files.read(path, "timm.read")
 
 
 def config_of(model: nn.Module) -> ViTConfig:
@@ -304,27 +227,6 @@ def _resized(position: Tensor, c: ViTConfig) -> Tensor:
         )
     rows = positions.resize(position[0, T:], (side, side), c.grid)
     return torch.cat([position[0, :T], rows])[None]
-
-
-def unwrapped(state: Mapping[Any, Any], where: str) -> dict[str, Tensor]:
-    """The model's own tensors, out of a training checkpoint's wrapping; `where` begins an error."""
-    for key in _WRAPPERS:
-        if isinstance(state.get(key), Mapping):
-            state = state[key]
-    for name, value in state.items():
-        if not isinstance(name, str):
-            raise ValueError(f"{where}: its key {name!r:.80} is no name of a parameter")
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{where}: {name!r} is no tensor: this is not a state dict of a model")
-        plain = not (value.is_nested or value.is_quantized or value.is_meta)
-        if not plain or value.layout is not torch.strided:
-            raise ValueError(
-                f"{where}: {name!r} is a sparse, nested, quantized or empty tensor: save it as a"
-                f" plain one"
-            )
-    if state and all(name.startswith("module.") for name in state):  # DataParallel's prefix
-        return {name.removeprefix("module."): value for name, value in state.items()}
-    return dict(state)
 
 
 def _absent(module: nn.Module | None) -> bool:

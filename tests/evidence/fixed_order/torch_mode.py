@@ -29,8 +29,8 @@ NARROW = {torch.float32, torch.float16, torch.bfloat16}
 EXACT = set(
     """_local_scalar_dense _reshape_alias _to_copy _unsafe_view abs add add_ alias all amax any
     arange argmax as_strided bitwise_and bitwise_right_shift bucketize cat clamp clamp_min clone
-    constant_pad_nd copy_ detach diagonal div div_ empty empty_like empty_strided eq equal
-    expand fill_ full full_like ge gt index index_put index_select isfinite isinf isnan le
+    constant_pad_nd copy_ detach diagonal div div_ embedding empty empty_like empty_strided eq
+    equal expand fill_ full full_like ge gt index index_put index_select isfinite isinf isnan le
     lift_fresh logical_and logical_not logical_or lt masked_fill max max_pool2d_with_indices
     maximum min minimum mul mul_ ne neg new_empty new_empty_strided new_zeros nll_loss_backward
     nll_loss_forward ones_like permute pow reciprocal relu repeat rsqrt rsub scalar_tensor

@@ -1,0 +1,136 @@
+"""save: a model's weights in one of the layouts, as others read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .config import ViTConfig
+from .model import ViT
+from .weights import convert
+from .weights.layouts import BY_NAME, LAYOUTS
+from .weights.layouts.base import Layout, Refused
+
+WHO = "vitkern.save"
+HUGGING_FACE = "huggingface"  # whichever of its models fits
+
+
+def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
+    """Write a model's weights; the result is the name of the layout that was written.
+
+    layout: "timm" (a .safetensors file that `load` reads with its whole configuration), a Hugging
+    Face model ("hf_vit", "hf_deit", "hf_dinov2", "hf_clip", "hf_siglip", "hf_beit"; "huggingface"
+    is the one that fits), which is a folder with config.json, or "torchvision", "open_clip",
+    "beit", "dinov2" (.safetensors files) or "jax" (.npz).
+    """
+    if not isinstance(model, ViT):
+        raise TypeError(f"{WHO}: expected a vitkern.ViT, got {type(model).__name__}")
+    if layout not in BY_NAME and layout != HUGGING_FACE:
+        names = ", ".join([HUGGING_FACE, *BY_NAME])
+        raise ValueError(f"{WHO}: layout must be one of {names}, not {layout!r:.40}")
+    chosen = _fitting(model.config) if layout == HUGGING_FACE else BY_NAME[layout]
+    why = chosen.export_refusal(model.config)
+    if why:
+        raise Refused(f"{WHO}: {chosen.title} cannot hold this model: {why}")
+    about = chosen.export_config(model.config)
+    suffix = ".npz" if chosen.name == "jax" else ".safetensors"
+    if not about and Path(path).suffix != suffix:
+        raise ValueError(f"{WHO}: {path}: the file's name must end in {suffix}")
+    state = {name: t.detach().cpu() for name, t in model.state_dict().items()}
+    try:
+        tensors = convert.write(chosen, state, model.config)
+    except Refused as error:
+        raise Refused(f"{WHO}: {chosen.title} cannot hold this model: {error}") from error
+    if about:
+        _folder(Path(path), tensors, about, model.config)
+    elif suffix == ".npz":
+        _npz(Path(path), tensors)
+    else:
+        _safetensors(Path(path), tensors, _metadata(chosen, model.config))
+    return chosen.name
+
+
+def _fitting(config: ViTConfig) -> Layout:
+    theirs = [layout for layout in LAYOUTS if layout.name.startswith("hf_")]
+    whys = {layout: layout.export_refusal(config) for layout in theirs}
+    for layout, why in whys.items():
+        if not why:
+            return layout
+    reasons = "; ".join(f"{layout.title}: {why}" for layout, why in whys.items())
+    raise Refused(f"{WHO}: no model of Hugging Face can hold this one: {reasons}")
+
+
+def _metadata(layout: Layout, config: ViTConfig) -> dict[str, str]:
+    """The configuration, in one entry (several would be written in a random order)."""
+    about = {"config": dataclasses.asdict(config), "layout": layout.name}
+    return {"vitkern": json.dumps(about)}
+
+
+def _folder(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], c: ViTConfig) -> None:
+    if path.is_file():
+        raise NotADirectoryError(f"{WHO}: {path} is a file; expected a folder, to be made")
+    path.mkdir(parents=True, exist_ok=True)
+    about["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    _text(path / "config.json", about)
+    if c.mean is not None and c.std is not None:
+        size = c.image_size if isinstance(c.image_size, tuple) else (c.image_size,) * 2
+        pixels = {
+            "do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255,
+            "size": {"height": size[0], "width": size[1]}, "image_mean": list(c.mean),
+            "image_std": list(c.std), "image_processor_type": "ViTImageProcessor",
+        }  # fmt: skip
+        _text(path / "preprocessor_config.json", pixels)
+    _safetensors(path / "model.safetensors", tensors, {"format": "pt"})
+
+
+def _text(path: Path, about: dict[str, Any]) -> None:
+    path.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ImportError(f"{WHO} needs safetensors: pip install safetensors") from error
+    plain = {name: t.clone() if _is_view(t) else t for name, t in tensors.items()}
+    _replace(path, lambda beside: save_file(plain, beside, metadata))
+
+
+def _npz(path: Path, tensors: dict[str, Tensor]) -> None:
+    import numpy as np
+
+    arrays: dict[str, Any] = {name: t.float().numpy() for name, t in tensors.items()}
+
+    def write(beside: Path) -> None:
+        with open(beside, "wb") as file:
+            np.savez(file, **arrays)
+
+    _replace(path, write)
+
+
+def _is_view(tensor: Tensor) -> bool:
+    """Whether the storage holds more than the tensor: safetensors refuses shared memory."""
+    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize
+
+
+def _replace(path: Path, write: Any) -> None:
+    """The file is there wholly or not at all; a model that is mapped from it keeps its memory."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{WHO}: {path} is a directory; expected the name of a file")
+    beside = path.with_name(path.name + ".new")
+    try:
+        write(beside)
+        mask = os.umask(0)  # the way to ask for it is to set it
+        os.umask(mask)
+        os.chmod(beside, 0o666 & ~mask)  # safetensors lets nobody else read it
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+__all__ = ["save"]

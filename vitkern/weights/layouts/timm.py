@@ -1,0 +1,150 @@
+"""timm's VisionTransformer, whose names are vitkern's own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...config import ViTConfig
+from .base import (
+    Checkpoint,
+    Layout,
+    Rule,
+    heads_of,
+    pairs,
+    patch_fields,
+    place_fields,
+    plain_blocks,
+)  # fmt: skip
+
+ROWS = ("cls_token", "reg_token", "pos_embed", "pos_embed_y", "pos_embed_x")
+LAYERS = ("patch_embed.proj", "norm_pre", "norm", "fc_norm", "pre_logits.fc", "head", "head_norm")
+OF_A_BLOCK = ("norm1", "attn.qkv", "attn.q_norm", "attn.k_norm", "attn.proj", "norm2", "mlp.fc1",
+              "mlp.fc2")  # fmt: skip
+VECTORS = ("attn.relative_position_bias_table", "ls1.gamma", "ls2.gamma")
+# What a ViT of these names may have that ViTConfig does not: a name, and what to call it.
+MISSING = (
+    (r"patch_embed\.backbone\.", "the hybrid's convolutional stem"),
+    (r"rope", "rotary positions"),
+    (r"blocks\.0\.mlp\.(w12|w1|fc1_g|gate)", "the SwiGLU MLP"),
+    (r"blocks\.0\.(attns|in_proj)", "parallel blocks"),
+    (r"blocks\.0\.(attn|mlp)\.norm\.", "a norm inside attention or MLP"),
+    (r"patch_embed\.norm", "a norm inside the patch embedding"),
+)
+MISSING_HEADS = (
+    (r"attn_pool\.", "attention pooling (the MAP head)"),
+    (r"(head_dist|dist_token)", "the distillation token's second head"),
+)
+
+
+def first_found(c: Checkpoint, table: tuple[tuple[str, str], ...]) -> str:
+    """What the first pattern that some name fits stands for; "" if none does."""
+    for pattern, what in table:
+        if any(re.match(pattern, name) for name in c.tensors):
+            return what
+    return ""
+
+
+class Timm(Layout):
+    name, title = "timm", "timm's ViT"
+    anchor, stem = "patch_embed.proj.weight", "blocks."
+    marks: tuple[str, ...] = (r"blocks\.0\.norm1\.weight", r"blocks\.0\.attn\.qkv\.weight")
+    unmarked = (
+        r"decoder_|register_tokens|mask_token|head\.(mlp|last_layer)|blocks\.0\.attn\.q_bias"
+        r"|blocks\.0\.gamma_1"
+    )
+    elsewhere = r"text\.|logit_"
+    head = r"head\.|head_dist\.|head_norm\.|pre_logits\.|attn_pool\."
+
+    def refusal(self, c: Checkpoint) -> str:
+        return first_found(c, MISSING)
+
+    def head_refusal(self, c: Checkpoint) -> str:
+        return first_found(c, MISSING_HEADS)
+
+    def fields(self, c: Checkpoint) -> dict[str, Any]:
+        named = _named(c)
+        found = {**named, **patch_fields(c, self.anchor), "depth": c.count(self.stem)}
+        D, p = found["width"], found["patch_size"]
+        found["class_token"] = "cls_token" in c.tensors
+        extra = [c.shape(name) for name in ("reg_token", "dist_token")]
+        found["registers"] = sum(shape[1] for shape in extra if len(shape) == 3)
+        T = int(found["class_token"]) + found["registers"]
+        found |= self.positions(c, p, T)
+        found |= self.block_fields(c, D, named.get("heads") or heads_of(D, found["depth"]))
+        found |= self.head_fields(c)
+        found["pre_norm"] = "norm_pre.weight" in c.tensors
+        found.setdefault("norm_eps", 1e-5 if found["pre_norm"] else 1e-6)
+        return found | _pixels(c, found["channels"])
+
+    def positions(self, c: Checkpoint, p: int, T: int) -> dict[str, Any]:
+        shape = c.shape("pos_embed")
+        if len(shape) != 3:
+            tables = "blocks.0.attn.relative_position_bias_table" in c.tensors
+            size = c.said.get("image_size", 224)
+            return {"position": "relative" if tables else "none", "image_size": size}
+        # Registers came with positions of patches alone.
+        likely: tuple[int, ...] = (0, T) if T > 1 else (T, 0)
+        if "dist_token" in c.tensors:
+            likely = (T,)
+        prefix, size = place_fields(c, shape[1], likely, p)
+        covers = bool(prefix) or not T
+        return {"position": "learned", "image_size": size, "position_covers_prefix": covers}
+
+    def block_fields(self, c: Checkpoint, D: int, heads: int) -> dict[str, Any]:
+        norm = c.shape("blocks.0.attn.q_norm.weight")
+        if len(norm) == 1 and norm[0]:
+            heads = D // norm[0]
+        mlp = c.shape("blocks.0.mlp.fc1.weight")
+        return {
+            "heads": heads,
+            "mlp_width": mlp[0] if mlp else 4 * D,
+            "qkv_bias": "blocks.0.attn.qkv.bias" in c.tensors,
+            "qk_norm": bool(norm),
+            "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in c.tensors else None,
+        }
+
+    def head_fields(self, c: Checkpoint) -> dict[str, Any]:
+        head = c.shape("head.weight")
+        after = "fc_norm.weight" in c.tensors
+        before = "norm.weight" in c.tensors
+        pooled = "token" if "cls_token" in c.tensors and not after else "mean"
+        if any(name.startswith("attn_pool.") for name in c.tensors):
+            pooled = "none"
+        return {
+            "classes": head[0] if len(head) == 2 else 0,
+            "pool": pooled,
+            "final_norm": "after_pool" if after else "before_pool" if before else "none",
+            "head": "tanh" if "pre_logits.fc.weight" in c.tensors else "linear",
+            "representation_size": (c.shape("pre_logits.fc.weight") or (None,))[0],
+        }
+
+    def rules(self, config: ViTConfig) -> list[Rule]:
+        rules = [Rule(name, (name,)) for name in ROWS]
+        for name in LAYERS:
+            rules += pairs(name, name)
+        rules += plain_blocks("blocks.", {name: name for name in OF_A_BLOCK})
+        rules += [Rule(f"blocks.{{i}}.{name}", (f"blocks.{{i}}.{name}",)) for name in VECTORS]
+        return [*rules, Rule("reg_token", ("dist_token",))]
+
+    def export_refusal(self, config: ViTConfig) -> str:
+        return ""
+
+
+def _named(c: Checkpoint) -> dict[str, Any]:
+    """What timm's config.json says by the architecture's name: heads, activation, eps."""
+    name = c.config.get("architecture")
+    if not isinstance(name, str):
+        return {}
+    try:
+        known = ViTConfig.named(name)
+    except ValueError:
+        return {}
+    return {key: getattr(known, key) for key in ("heads", "activation", "norm_eps", "layer_scale")}
+
+
+def _pixels(c: Checkpoint, channels: int) -> dict[str, Any]:
+    about = c.config.get("pretrained_cfg")
+    stats = {n: about.get(n) for n in ("mean", "std")} if isinstance(about, dict) else {}
+    fit = all(isinstance(v, list) and len(v) == channels for v in stats.values())
+    return {name: tuple(v or ()) for name, v in stats.items()} if stats and fit else {}
