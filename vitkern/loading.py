@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from . import positions
+from . import packed_file, positions
 from .config import ViTConfig
 from .model import ViT
 from .precision import check_choice
@@ -57,7 +57,12 @@ def load(
         raise ValueError(f"{WHO}: dtype must be a floating-point dtype, not {dtype!r:.40}")
     if classes is not None and (not isinstance(classes, int) or isinstance(classes, bool)):
         raise TypeError(f"{WHO}: classes must be None or an integer, not {classes!r:.40}")
+    for name in config.keys() - {f.name for f in dataclasses.fields(ViTConfig)}:
+        ViTConfig().replace(**{name: None})  # says that there is no such field, and which is near
     c = source.find(path, base)
+    if c.metadata.get("format") == packed_file.FORMAT:
+        return _packed(c, {**config, "classes": classes, "image_size": image_size, "dtype": dtype},
+                       precision, strict)  # fmt: skip
     layout, prefix = _layout_of(c)
     said = {**config, **({} if image_size is None else {"image_size": image_size})}
     bare = dataclasses.replace(layout.bare(c, prefix), said=said)
@@ -82,6 +87,16 @@ def load(
     model.precision = precision
     model.eval()
     return model if strict else (model, report)
+
+
+def _packed(c: Checkpoint, given: dict[str, Any], precision: str | None, strict: bool) -> Any:
+    """A file that `save_packed` wrote holds a whole model, which is taken as it is."""
+    asked = [name for name, value in given.items() if value is not None]
+    if asked:
+        _refuse(f"{c.path} is a packed model, whose {', '.join(asked)} cannot be chosen any more")
+    model = packed_file.load_packed(c.path)
+    model.precision = precision or model.precision
+    return model if strict else (model, Report("vitkern's packed weights"))
 
 
 def _layout_of(c: Checkpoint) -> tuple[Layout, str]:
@@ -122,7 +137,7 @@ def _configuration(
         return found, not keep
     except Refused as error:
         raise Refused(f"{WHO}: {c.path}: {error}".replace(f"{WHO}: {c.path}: {WHO}", WHO)) from None
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, TypeError) as error:
         raise ValueError(f"{WHO}: {c.path} ({layout.title}): {error}") from error
 
 

@@ -95,6 +95,13 @@ class ViT(TimmApi, WeightMemory):
 
         return load(path, **options)
 
+    def save_packed(self, path: Any) -> None:
+        """`vitkern.save_packed`: the weights in int8, which `vitkern.load` reads without packing
+        them again."""
+        from .packed_file import save_packed
+
+        save_packed(self, path)
+
     def make_head(self, **made: Any) -> None:
         """The classifier of the configuration, in the place of the one there was."""
         c, size = self.config, self.head_hidden_size

@@ -28,8 +28,8 @@ MAY_IMPORT = {
     "measure": "_C",
     "acceleration": "model weights engines precision",
     "quantisation": "model int8",
+    "loading": "model packed_file weights weights.layouts positions config precision",
     "packed_file": "model int8 config",
-    "loading": "model weights weights.layouts positions config precision",
     "saving": "model weights weights.layouts config",
     "engines.trace": "model engines config gpu precision",
     "model": "inspection packed weight_memory timm_api dispatch engines layers ops positions"
@@ -65,6 +65,7 @@ MAY_IMPORT = {
 # Imports that point upwards all the same, inside functions, each with its reason.
 UPWARDS = {
     ("model", "loading"): "ViT.from_pretrained, whose model it builds",
+    ("model", "packed_file"): "ViT.save_packed, whose file holds a model's configuration",
     ("engines.base", "model"): "the shapes a model would have, from one without memory",
     ("gpu.launch", "gpu.runtime"): "what starts a launch by default, found at the first one",
 }

@@ -88,7 +88,10 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     }
     if version not in readers:
         raise ValueError(f"an array has version {version} of the format, expected 1.0 or 2.0")
-    return readers[version](file)
+    try:
+        return readers[version](file)
+    except Exception as error:  # NumPy evaluates it as a literal: any error of Python's parser
+        raise ValueError(f"an array's header is no header: {type(error).__name__}") from error
 
 
 def _fill(file: IO[bytes], room: memoryview) -> None:

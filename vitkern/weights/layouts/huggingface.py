@@ -51,7 +51,7 @@ class HuggingFace(Layout):
         """The fields that config.json alone tells: heads, activation, eps; pixels' mean and std."""
         about = self.about(c)
         act = about.get("hidden_act", self.default_activation)
-        if act not in ACTIVATIONS:
+        if not isinstance(act, str) or act not in ACTIVATIONS:
             raise Refused(f"it needs the activation {act!r:.40}, which vitkern does not have")
         return {
             "heads": about.get("num_attention_heads", heads),
