@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from .foreign import timm
 from .model import ViT
 from .precision import check_choice
-from .weights import timm
 
 
 def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: bool = True) -> ViT:

@@ -8,7 +8,7 @@ from benchmarks import timm_import
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.model.tiny_models import PATHS, check_error, force
 from vitkern import ViT, ViTConfig
-from vitkern.weights import timm as timm_weights
+from vitkern.foreign import timm as timm_models
 
 timm_import.prepare()
 timm = pytest.importorskip("timm", exc_type=ImportError)
@@ -54,7 +54,7 @@ def timm_model(**changes):
 def test_named_config_is_timms(name):
     with torch.device("meta"):
         theirs = timm.create_model(name)
-    config = timm_weights.config_of(theirs)
+    config = timm_models.config_of(theirs)
     named = ViTConfig.named(name, classes=config.classes, mean=config.mean, std=config.std)
     assert named.grid == config.grid and named.replace(image_size=config.image_size) == config
     shapes = {n: tuple(p.shape) for n, p in ViT(named, device="meta").state_dict().items()}
@@ -65,7 +65,7 @@ def test_named_config_is_timms(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_matches_timm_block_by_block(name, path):
     theirs = timm_model(**MODELS[name]).double()
-    ours = ViT(timm_weights.config_of(theirs), dtype=torch.float64).eval()
+    ours = ViT(timm_models.config_of(theirs), dtype=torch.float64).eval()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     ours.path = path
     image = torch.randn(3, 3, 24, 16, dtype=torch.float64)
@@ -99,7 +99,7 @@ def test_matches_timm_block_by_block(name, path):
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_keeps_the_error_rule_against_timm(name, path):
     theirs = timm_model(**MODELS[name])
-    ours = ViT(timm_weights.config_of(theirs)).eval()
+    ours = ViT(timm_models.config_of(theirs)).eval()
     ours.load_state_dict(theirs.state_dict())
     image = torch.randn(5, 3, 24, 16)
     force(ours, path, image)
@@ -114,7 +114,7 @@ def test_float32_keeps_the_error_rule_against_timm(name, path):
 @pytest.mark.parametrize("size", [(48, 16), (12, 40)])
 def test_resizing_matches_timm(size):
     theirs = timm_model(dynamic_img_size=True)
-    ours = ViT(timm_weights.config_of(theirs)).eval()
+    ours = ViT(timm_models.config_of(theirs)).eval()
     ours.load_state_dict(theirs.state_dict())
     ours.path = "reference"
     image = torch.randn(2, 3, *size)
@@ -132,7 +132,7 @@ def test_resizing_matches_timm(size):
 
 def test_gradients_match_timm():
     theirs = timm_model(init_values=0.5).double().train()
-    ours = ViT(timm_weights.config_of(theirs), dtype=torch.float64).train()
+    ours = ViT(timm_models.config_of(theirs), dtype=torch.float64).train()
     ours.load_state_dict(theirs.state_dict())
     image = torch.randn(3, 3, 24, 16, dtype=torch.float64)
     for model in (theirs, ours):
@@ -188,4 +188,4 @@ def test_touched_timm_models_are_refused():
     with torch.device("meta"):
         for name in ("deit_tiny_distilled_patch16_224", "resnet18", "beit_base_patch16_224"):
             with pytest.raises(ValueError, match="is not a timm VisionTransformer"):
-                timm_weights.config_of(timm.create_model(name))
+                timm_models.config_of(timm.create_model(name))

@@ -1,0 +1,1 @@
+"""Live models of other libraries, recognised without importing these."""
