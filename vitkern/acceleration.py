@@ -48,6 +48,7 @@ def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: 
         owner, _, key = name.rpartition(".")
         setattr(fast.get_submodule(owner), key, parameter)
     fast.precision = precision
+    fast.pretrained_cfg = getattr(model, "pretrained_cfg", None)
     fast.eval()
     if not keep_weights:
         del theirs, ours, parameter  # would hold the memory

@@ -1,4 +1,4 @@
-"""What a Vision Transformer is made of: a frozen record, and the names of the usual ones."""
+"""What a Vision Transformer is made of: a frozen record. The names of the usual ones: names.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import dataclasses
 import difflib
 import functools
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn
+
+from .names import PATCHES as PATCHES
+from .names import VARIANTS as VARIANTS
+from .names import fields_of, timm_names
+from .names import usual as names
 
 POOLS = ("token", "mean", "none")
 POSITIONS = ("none", "learned", "learned_2d", "sincos_1d", "sincos_2d", "relative")
@@ -19,18 +23,6 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
 HEADS = ("linear", "tanh", "token_norm")
 STEMS = {"none": 1, "conv": 8}  # pixels of the image per pixel of the feature map
 RATES = ("dropout", "attention_dropout", "projection_dropout", "head_dropout", "drop_path")
-
-# name: (width D, depth, heads H, MLP width F), from the ViT paper, DeiT (Ti) and Scaling ViT (g)
-VARIANTS = {
-    "Ti": (192, 12, 3, 768),
-    "S": (384, 12, 6, 1536),
-    "B": (768, 12, 12, 3072),
-    "L": (1024, 24, 16, 4096),
-    "H": (1280, 32, 16, 5120),
-    "g": (1408, 40, 16, 6144),
-}
-PATCHES = (8, 14, 16, 32)
-TIMM_WORDS = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g"}
 
 # Field: smallest, largest. The largest are beyond every published model (ViT-22B is 6144 wide and
 # 48 deep, its MLP 24576; face recognition has 10 million classes): what is larger is a mistake, and
@@ -47,21 +39,6 @@ RANGES = {
     "registers": (0, 1 << 16),
     "representation_size": (1, 1 << 16),
 }
-
-# A timm name ends in one of these; each is what that family changes about the plain ViT.
-_DINOV2: dict[str, Any] = {"image_size": 518, "layer_scale": 1e-5, "classes": 0}
-_CLIP: dict[str, Any] = {"pre_norm": True, "norm_eps": 1e-5}
-TIMM_FAMILIES: dict[str, dict[str, Any]] = {
-    "": {},
-    "reg4_dinov2": {**_DINOV2, "registers": 4, "position_covers_prefix": False},
-    "dinov2": _DINOV2,
-    "clip_quickgelu": {**_CLIP, "activation": "quick_gelu"},
-    "clip": _CLIP,
-}
-_TIMM_NAME = re.compile(
-    r"(?P<kind>vit|deit3|deit)_(?P<word>[a-z]+)_patch(?P<patch>[0-9]{1,9})"
-    r"(?:_(?P<family>reg4_dinov2|dinov2|clip_quickgelu|clip))?(?:_(?P<size>[0-9]{1,9}))?"
-)
 
 
 @dataclass(frozen=True)
@@ -261,34 +238,15 @@ class ViTConfig:
         """
         if not isinstance(name, str):
             raise TypeError(f"ViTConfig.named: name must be a str, not {type(name).__name__}")
-        fields = _short_name(name) or _timm_name(name)
+        fields = fields_of(name)
         if fields is None:
-            known = names()
+            known = [*dict.fromkeys([*names(), *timm_names()])]
             close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
             hint = f"known: {', '.join(known[:24])}, ..."
             if close:
                 hint = f"did you mean {', '.join(close)}?"
             raise ValueError(f"ViTConfig.named: unknown variant {_shown(name)}; {hint}")
         return cls(**{**fields, **_known(changes)})
-
-
-def names() -> list[str]:
-    """Every name that `ViTConfig.named` knows at its usual sizes: short ones first, then timm's."""
-    short = [f"{v}/{p}" for v in VARIANTS for p in PATCHES]
-    plain = [
-        f"vit_{word}_patch{p}_{size}"
-        for word in TIMM_WORDS
-        for p in PATCHES
-        for size in (224, 384)
-        if size % p == 0
-    ]
-    deit = [f"deit_{w}_patch16_{s}" for w in ("tiny", "small", "base") for s in (224, 384)]
-    deit += [f"deit3_{w}_patch16_{s}" for w in ("small", "base", "large") for s in (224, 384)]
-    dinov2 = [
-        f"vit_{w}_patch14_{r}dinov2" for w in ("small", "base", "large") for r in ("", "reg4_")
-    ]
-    clip = ["vit_base_patch32_clip_224", "vit_base_patch16_clip_224", "vit_large_patch14_clip_224"]
-    return short + plain + deit + dinov2 + clip
 
 
 def _refuse(message: str) -> NoReturn:
@@ -324,33 +282,3 @@ def _known(changes: dict[str, Any]) -> dict[str, Any]:
                 hint = f"the fields are {', '.join(fields)}"
             raise TypeError(f"ViTConfig has no field {name!r}; {hint}")
     return changes
-
-
-def _variant(name: str, patch: int) -> dict[str, Any]:
-    width, depth, heads, mlp_width = VARIANTS[name]
-    return dict(width=width, depth=depth, heads=heads, mlp_width=mlp_width, patch_size=patch)
-
-
-def _short_name(name: str) -> dict[str, Any] | None:
-    variant, _, patch = name.removeprefix("ViT-").partition("/")
-    if variant not in VARIANTS or patch not in map(str, PATCHES):
-        return None
-    return _variant(variant, int(patch))
-
-
-def _timm_name(name: str) -> dict[str, Any] | None:
-    plain = name.removeprefix("timm/").partition(".")[0]  # of "timm/name.pretrained_tag"
-    match = _TIMM_NAME.fullmatch(plain)
-    if match is None or match["word"] not in TIMM_WORDS or int(match["patch"]) not in PATCHES:
-        return None
-    family = match["family"] or ""
-    if "dinov2" in family and match["word"] in ("tiny", "huge", "giant"):  # giant's MLP is a SwiGLU
-        return None
-    fields = _variant(TIMM_WORDS[match["word"]], int(match["patch"])) | TIMM_FAMILIES[family]
-    if match["kind"] == "deit3":
-        fields |= {"layer_scale": 1e-6, "position_covers_prefix": False}
-    if match["size"]:
-        fields["image_size"] = int(match["size"])
-        if int(match["size"]) % int(match["patch"]):
-            return None
-    return fields

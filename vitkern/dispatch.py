@@ -40,10 +40,10 @@ class Route:
 
 
 def choose(model: ViT, image: Tensor, want: str) -> Route:
-    """The route of a call that wants "logits", "tokens", "blocks" or "mixed".
+    """The route of a call that wants "logits", "tokens", "blocks", "masked" or "mixed".
 
-    "blocks" are intermediate results; "mixed" is logits or tokens of images whose sizes may differ,
-    of which this is one.
+    "blocks" are intermediate results, "masked" those of masked attention; "mixed" is logits or
+    tokens of images whose sizes may differ, of which this is one.
     """
     weight = model.patch_embed_weight
     asked = _asked(model, image, want, weight)
@@ -109,7 +109,9 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
     reason = _not_here(device_type(weight if image is None else image))
     if not reason and compiling:
         reason = _seen_while_compiling(model)
-    elif not reason:
+    if want == "masked":
+        reason = reason or "attention is masked"
+    elif not reason and not compiling:
         try:
             structure = model.engines.structure()
             reason = structure.not_fused or (structure.uneven_dropout if model.training else "")

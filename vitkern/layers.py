@@ -92,15 +92,23 @@ class LayerScale(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Image (B, C, Y, X) to patch rows (B, N, D); through a stem (`backbone`), if there is one."""
+    """Image (B, C, Y, X) to patch rows (B, N, D); through a stem (`backbone`), if there is one.
+
+    Its sizes are for code written for timm: nothing here depends on them.
+    """
 
     def __init__(self, c: ViTConfig, **made: Any) -> None:
         super().__init__()
+        self.set_size(c)
         if c.stem != "none":
             self.backbone = stem.build(c, **made)
         self.proj = nn.Conv2d(
             c.map_channels, c.width, c.patch_size, c.patch_size, bias=not c.pre_norm, **made
         )
+
+    def set_size(self, c: ViTConfig) -> None:
+        self.patch_size, self.grid_size = (c.patch_size, c.patch_size), c.grid
+        self.img_size, self.num_patches = c.pixels, c.patches
 
     def forward(self, image: Tensor) -> Tensor:
         return self.proj(self.feature_map(image)).flatten(2).mT

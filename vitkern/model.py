@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import dispatch, layers, ops, packed, positions, precision
+from . import dispatch, layers, ops, packed, positions, precision, timm_keywords
 from .config import ViTConfig
 from .timm_api import TimmApi
 from .weight_memory import WeightMemory
@@ -30,6 +30,7 @@ class ViT(TimmApi, WeightMemory):
 
     >>> model = ViT("B/16")                              # or "vit_base_patch16_224"
     >>> model = ViT("B/16", image_size=384, classes=10)  # any field of ViTConfig by name
+    >>> model = ViT("B/16", img_size=384, num_classes=10)  # or by timm's keyword for it
     >>> model = ViT(ViTConfig(width=192, heads=3, mlp_width=768))
 
     Images are (B, C, Y, X) in the model's dtype, already normalised, or uint8 when the
@@ -51,14 +52,14 @@ class ViT(TimmApi, WeightMemory):
         **changes: Any,
     ) -> None:
         super().__init__()
-        if isinstance(config, str):
-            c = ViTConfig.named(config, **changes)
-        elif isinstance(config, ViTConfig):
-            c = config.replace(**changes)
-        else:
+        if not isinstance(config, str | ViTConfig):
             raise TypeError(
                 f"ViT: config must be a ViTConfig or a name, not {type(config).__name__}"
             )
+        base = ViTConfig.named(config) if isinstance(config, str) else config
+        c = base.replace(**timm_keywords.fields(changes, base))
+        self.pretrained_name = config if isinstance(config, str) else ""
+        self._pretrained_cfg = None
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         D = c.width
         self.config, self._path, self.grad_checkpointing = c, "auto", False
@@ -110,14 +111,25 @@ class ViT(TimmApi, WeightMemory):
         self.head_norm = nn.LayerNorm(c.classes, **made) if normed else nn.Identity()
         self.head.train(self.training)
         self.head_norm.train(self.training)
-        # The class of every module, so that a later replacement is seen.
+        self.note_kinds()
+
+    def note_kinds(self) -> None:
+        """Every module is as it should be: note their classes, so that a replacement is seen."""
         self.kinds = {name: type(module) for name, module in self.named_modules() if name}
         self.repack()
 
     # ---- the forward pass ----
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, classes); (B, D) without a head, (B, S, ...) with pool="none"."""
+    def forward(
+        self, image: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Logits (B, classes); (B, D) without a head, (B, S, ...) with pool="none".
+
+        attn_mask, is_causal: as in `forward_intermediates`.
+        """
+        if attn_mask is not None or is_causal:
+            rows = self.forward_features(image, attn_mask, is_causal)
+            return self.outward(self.forward_head(rows))
         route = dispatch.choose(self, image, "logits")
         if route.engine is not None:
             return self.outward(route.engine.logits(image))
@@ -125,8 +137,13 @@ class ViT(TimmApi, WeightMemory):
             return self.outward(self.fused_forward(image, dispatch.compute_dtype(self)))
         return self.outward(self.reference_forward(image))
 
-    def forward_features(self, image: Tensor) -> Tensor:
+    def forward_features(
+        self, image: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
         """All rows after the last block and the final norm: (B, S, D)."""
+        if attn_mask is not None or is_causal:
+            mask = self.attention_mask(image, attn_mask, is_causal)
+            return self.norm(self.forward_blocks(image, (), len(self.blocks), mask=mask)[0])
         route = dispatch.choose(self, image, "tokens")
         if route.engine is not None:
             return route.engine.tokens(image)
@@ -147,20 +164,21 @@ class ViT(TimmApi, WeightMemory):
         return self._classify(self.fc_norm(self._pool(x)), None, pre_logits)
 
     def forward_blocks(
-        self, image: Tensor, take: Sequence[int], stop: int, norm: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
+        self, image: Tensor, take: Sequence[int], stop: int, norm: bool = False,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
         """Rows (B, S, D) after the first `stop` blocks, and after each block of `take`, in order.
 
-        norm: apply the final norm to those of `take`.
+        norm: apply the final norm to those of `take`. mask (B?, H?, S, S): added to all scores.
         """
-        fused = dispatch.choose(self, image, "blocks").path == "fused"
+        fused = dispatch.choose(self, image, "blocks" if mask is None else "masked").path == "fused"
         seeds = self._seeds(image.device)
         kept: dict[int, Tensor] = {}
         with self._reference_precision():
             dtype = dispatch.compute_dtype(self)
             x = self.fused_embed(image, seeds) if fused else self._embed(image, seeds)
             for i in range(stop):
-                x = self._block(i, x, image, seeds, fused, dtype)
+                x = self._block(i, x, image, seeds, fused, dtype, mask)
                 if i in take:
                     kept[i] = self.norm(x) if norm else x
         return x, [kept[i] for i in sorted(kept)]
@@ -265,7 +283,7 @@ class ViT(TimmApi, WeightMemory):
 
     def _block(
         self, i: int, x: Tensor, image: Tensor, seeds: Tensor | None, fused: bool,
-        dtype: torch.dtype | None,
+        dtype: torch.dtype | None, mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Block `i`; its seeds are three: site 0 is the embedding's, the last one the head's."""
         block: Any = self.blocks[i]
@@ -276,7 +294,10 @@ class ViT(TimmApi, WeightMemory):
         if fused:
             run, given = block.fused, (x, grid, own, dtype)
         elif isinstance(block, layers.Block):
-            given = (x, self.attention_bias(i, *grid), own)
+            bias = self.attention_bias(i, *grid)
+            if mask is not None:
+                bias = mask if bias is None else mask + bias
+            given = (x, bias, own)
         if self.grad_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(run, *given, use_reentrant=False)
         return run(*given)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import layers, positions
+from . import layers, positions, timm_cfg, timm_keywords
 from .config import ViTConfig
-
-_TIMM_POOLS = {"avg": "mean", "": "none"}
+from .timm_keywords import POOLS
 
 
 class TimmApi(nn.Module):
@@ -22,18 +21,23 @@ class TimmApi(nn.Module):
         grad_checkpointing: bool
         blocks: nn.Sequential
         norm: nn.Module
+        fc_norm: nn.Module
         head: nn.Module
         patch_embed: layers.PatchEmbed
         pos_embed: nn.Parameter | None
         pos_embed_y: nn.Parameter | None
         pos_embed_x: nn.Parameter | None
+        pretrained_name: str
+        _pretrained_cfg: dict[str, Any] | None
 
         @property
         def patch_embed_weight(self) -> Tensor: ...
         def forward_blocks(
-            self, image: Tensor, take: Sequence[int], stop: int, norm: bool = False
-        ) -> tuple[Tensor, list[Tensor]]: ...
+            self, image: Tensor, take: Sequence[int], stop: int, norm: bool = False,
+            mask: Tensor | None = None,
+        ) -> tuple[Tensor, list[Tensor]]: ...  # fmt: skip
         def make_head(self, **made: Any) -> None: ...
+        def note_kinds(self) -> None: ...
         def repack(self) -> None: ...
         def check_weights(self, what: str) -> None: ...
 
@@ -60,6 +64,54 @@ class TimmApi(nn.Module):
     def num_prefix_tokens(self) -> int:
         return self.config.prefix_tokens
 
+    @property
+    def num_reg_tokens(self) -> int:
+        return self.config.registers
+
+    @property
+    def has_class_token(self) -> bool:
+        return self.config.class_token
+
+    @property
+    def no_embed_class(self) -> bool:
+        return not self.config.position_covers_prefix
+
+    @property
+    def in_chans(self) -> int:
+        return self.config.channels
+
+    @property
+    def dynamic_img_size(self) -> bool:
+        return self.config.dynamic_image_size
+
+    @property
+    def global_pool(self) -> str:
+        return next(timms for timms, ours in POOLS.items() if ours == self.config.pool)
+
+    # ---- what timm's tools read ----
+
+    @property
+    def pretrained_cfg(self) -> dict[str, Any]:
+        """How images are prepared for the model, in timm's words: size, mean, std, crop.
+
+        What an accelerated timm model had, else what timm says of the name that it was built by
+        (where timm is loaded) and its own sizes.
+        """
+        own = self._pretrained_cfg
+        return timm_cfg.described(self.config, self.pretrained_name) if own is None else own
+
+    @pretrained_cfg.setter
+    def pretrained_cfg(self, value: dict[str, Any] | None) -> None:
+        self._pretrained_cfg = value
+
+    default_cfg = pretrained_cfg  # timm's older name
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """Where `features_only` wrappers find features: a row for each block."""
+        size = dict(num_chs=self.config.width, reduction=self.config.patch_size)
+        return [dict(module=f"blocks.{i}", **size) for i in range(len(self.blocks))]
+
     # ---- features ----
 
     def forward_intermediates(
@@ -71,6 +123,9 @@ class TimmApi(nn.Module):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Any:
         """(final rows, [rows after the chosen blocks]); the list alone with `intermediates_only`.
 
@@ -79,6 +134,10 @@ class TimmApi(nn.Module):
         return_prefix_tokens: each item is a pair (patches, prefix rows).
         norm: apply the final norm to each. stop_early: run no block after the last one asked for.
         output_fmt: "NCHW" (B, D, y, x) or "NLC" (B, N, D).
+        output_dict: the same by name: image_features, image_intermediates, and
+        image_intermediates_prefix for the prefix rows.
+        attn_mask: (S, S), or more axes that fit (B, H, S, S): True where a row (query) may look, or
+        floats to add to the scores. is_causal: a row sees none after it. Both run in plain PyTorch.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(
@@ -86,14 +145,21 @@ class TimmApi(nn.Module):
             )
         take = _block_numbers(indices, len(self.blocks))
         stop = max(take) + 1 if stop_early else len(self.blocks)
-        x, kept = self.forward_blocks(image, take, stop, norm)
+        mask = self.attention_mask(image, attn_mask, is_causal)
+        x, kept = self.forward_blocks(image, take, stop, norm, mask)
         T, p = self.config.prefix_tokens, self.config.patch_pixels
         patches: list[Any] = [y[:, T:] for y in kept]
         if output_fmt == "NCHW":
             down, across = image.shape[2] // p, image.shape[3] // p
             patches = [y.mT.reshape(y.shape[0], -1, down, across) for y in patches]
-        if return_prefix_tokens and T:
-            patches = list(zip(patches, [y[:, :T] for y in kept], strict=True))
+        prefixes = [y[:, :T] for y in kept] if return_prefix_tokens and T else []
+        if output_dict:
+            named: dict[str, Any] = {"image_intermediates": patches}
+            if prefixes:
+                named["image_intermediates_prefix"] = prefixes
+            return named if intermediates_only else {**named, "image_features": self.norm(x)}
+        if prefixes:
+            patches = list(zip(patches, prefixes, strict=True))
         return patches if intermediates_only else (self.norm(x), patches)
 
     def get_intermediate_layers(
@@ -103,12 +169,58 @@ class TimmApi(nn.Module):
         reshape: bool = False,
         return_prefix_tokens: bool = False,
         norm: bool = False,
+        attn_mask: Tensor | None = None,
     ) -> list:
         """DINO's interface to `forward_intermediates`."""
         fmt = "NCHW" if reshape else "NLC"
         return self.forward_intermediates(
-            image, n, return_prefix_tokens, norm, output_fmt=fmt, intermediates_only=True
+            image, n, return_prefix_tokens, norm, output_fmt=fmt, intermediates_only=True,
+            attn_mask=attn_mask,
+        )  # fmt: skip
+
+    def attention_mask(
+        self, image: Tensor, attn_mask: Tensor | None, is_causal: bool
+    ) -> Tensor | None:
+        """What a mask adds to the scores, (B?, H?, S, S); None without one."""
+        if attn_mask is None and not is_causal:
+            return None
+        p, (Y, X) = self.config.patch_size, image.shape[2:]
+        S, like = self.config.prefix_tokens + (Y // p) * (X // p), self.patch_embed_weight
+        if is_causal:  # in timm, too, it takes precedence
+            return torch.full((S, S), -torch.inf, dtype=like.dtype, device=like.device).triu(1)
+        if not isinstance(attn_mask, Tensor) or attn_mask.shape[-2:] != (S, S):
+            shape = tuple(getattr(attn_mask, "shape", ()))
+            raise ValueError(f"ViT: attn_mask must end in two axes of {S} rows, not {shape}")
+        if attn_mask.dtype == torch.bool:
+            return torch.zeros_like(attn_mask, dtype=like.dtype).masked_fill(~attn_mask, -torch.inf)
+        return attn_mask.to(like.dtype)
+
+    def prune_intermediate_layers(
+        self,
+        indices: int | Sequence[int] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> list[int]:
+        """Drop the blocks after the last one of `indices`, and what follows; their numbers."""
+        take = _block_numbers(indices, len(self.blocks))
+        self.check_weights("dropping blocks")
+        last = max(take)
+        self.blocks = nn.Sequential(*list(self.blocks)[: last + 1])
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.fc_norm = nn.Identity()
+        places = {"before_pool": self.norm, "after_pool": self.fc_norm}
+        left = [place for place, norm in places.items() if isinstance(norm, nn.LayerNorm)]
+        c = self.config
+        self.config = c.replace(
+            depth=last + 1, drop_path=c.drop_path_of(last), final_norm=left[0] if left else "none"
         )
+        if prune_head:
+            self.reset_classifier(0, "")
+        else:
+            self.note_kinds()
+        return take
 
     # ---- training ----
 
@@ -133,9 +245,13 @@ class TimmApi(nn.Module):
     def get_classifier(self) -> nn.Module:
         return self.head
 
-    def reset_classifier(self, classes: int, pool: str | None = None) -> None:
-        """A new head (0 classes: none), zero as the paper fine-tunes; optionally another pool."""
-        pool = self.config.pool if pool is None else _TIMM_POOLS.get(pool, pool)
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new head (0 classes: none), zero as the paper fine-tunes; optionally another pool.
+
+        global_pool: timm's name of a pool ("avg") or ViTConfig's ("mean").
+        """
+        pool = self.config.pool if global_pool is None else POOLS.get(global_pool, global_pool)
+        classes = num_classes
         head = self.config.head if classes or self.config.head != "token_norm" else "linear"
         self.config = self.config.replace(classes=classes, pool=pool, head=head)
         weight = self.patch_embed_weight
@@ -146,19 +262,28 @@ class TimmApi(nn.Module):
 
     @torch.no_grad()
     def set_input_size(
-        self, image_size: int | tuple[int, int] | None = None, patch_size: int | None = None
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+        *,
+        image_size: int | tuple[int, int] | None = None,
     ) -> None:
-        """Move to another image or patch size; learned positions are interpolated in 2-D."""
-        old = self.config
-        c = old.replace(
-            image_size=old.image_size if image_size is None else image_size,
-            patch_size=old.patch_size if patch_size is None else patch_size,
-        )
+        """Move to another image or patch size; learned positions are interpolated in 2-D.
+
+        img_size, or image_size: pixels, one integer or (rows, columns).
+        """
+        if img_size is not None and image_size is not None:
+            raise TypeError("ViT: img_size is timm's word for image_size; give one of the two")
+        image_size = img_size if image_size is None else image_size
+        old, sizes = self.config, {"image_size": image_size, "patch_size": patch_size}
+        given = {name: size for name, size in sizes.items() if size is not None}
+        c = old.replace(**timm_keywords.fields(given, old))
         if c.patch_size != old.patch_size:
             self.check_weights("another patch size")
             proj = self.patch_embed.proj
             proj.weight = _like(proj.weight, positions.resize_patch(proj.weight, c.patch_size))
             proj.kernel_size = proj.stride = (c.patch_size, c.patch_size)
+        self.patch_embed.set_size(c)
         T = old.prefix_tokens if old.position_covers_prefix else 0
         if self.pos_embed is not None and c.grid != old.grid:
             rows = self.pos_embed[0]

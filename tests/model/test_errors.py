@@ -116,10 +116,10 @@ def test_unknown_variant_lists_close_names(name, hint):
 
 
 def test_unknown_field_lists_close_fields():
-    with pytest.raises(TypeError, match="no field 'num_classes'"):
-        ViT("Ti/16", num_classes=10)
+    with pytest.raises(TypeError, match="no field 'number_of_classes'"):
+        ViT("Ti/16", number_of_classes=10)
     with pytest.raises(TypeError, match="did you mean image_size"):
-        ViT("Ti/16", img_size=10)
+        ViT("Ti/16", image_sizes=10)
     with pytest.raises(TypeError, match="must be a ViTConfig or a name, not dict"):
         ViT({"width": 3})
 

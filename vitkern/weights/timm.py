@@ -78,6 +78,3 @@ def _resized(position: Tensor, c: ViTConfig) -> Tensor:
         )
     rows = positions.resize(position[0, T:], (side, side), c.grid)
     return torch.cat([position[0, :T], rows])[None]
-
-
-from typing import TYPE_CHECKING, Any
