@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .acceleration import accelerate
     from .config import ViTConfig
+    from .foreign.timm_registry import register_with_timm
     from .loading import load
     from .model import ViT
     from .packed_file import load_packed, save_packed
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "ViT", "ViTConfig", "__version__", "accelerate", "load", "load_packed", "quantise", "save",
-    "save_packed",
+    "ViT", "ViTConfig", "__version__", "accelerate", "load", "load_packed", "quantise",
+    "register_with_timm", "save", "save_packed",
 ]  # fmt: skip
 
 _HOME = {
@@ -33,6 +34,7 @@ _HOME = {
     "load": "loading",
     "load_packed": "packed_file",
     "quantise": "quantisation",
+    "register_with_timm": "foreign.timm_registry",
     "save": "saving",
     "save_packed": "packed_file",
 }

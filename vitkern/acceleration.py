@@ -28,10 +28,10 @@ def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: 
         model.check_weights("accelerate")
     config = model.config if isinstance(model, ViT) else timm.config_of(model)
     for name, parameter in model.named_parameters():
-        if parameter.dtype not in (torch.float32, torch.bfloat16):
+        if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(
-                f"accelerate: {name} is {parameter.dtype}, expected float32 or bfloat16; convert"
-                f" the model with .float() or .bfloat16()"
+                f"accelerate: {name} is {parameter.dtype}, expected float32, bfloat16 or float16;"
+                f" convert the model with .float() or .bfloat16()"
             )
     _check_untouched(model)
     fast = ViT(config, device="meta")

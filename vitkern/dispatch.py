@@ -57,7 +57,7 @@ def choose(model: ViT, image: Tensor, want: str) -> Route:
         try:
             route.engine = model.engines.ready(route.precision)
         except Unpackable as error:
-            route = _without_engine(model, str(error).removeprefix("ViT: "))
+            route = without_engine(model, str(error).removeprefix("ViT: "))
         else:
             if asked is not None and route.structure is not None:
                 route.structure.remember(asked, route.precision)
@@ -104,6 +104,8 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
         _refuse_precision(model, f'model.path is "{forced}"')
     if forced == "reference":
         return Route("reference", 'model.path is "reference"')
+    if forced == "auto" and is_exporting():
+        return Route("reference", "an export holds plain ATen operators, which every tool reads")
     compiling = torch.compiler.is_compiling()
     structure = None
     reason = _not_here(device_type(weight if image is None else image))
@@ -138,7 +140,7 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
         precision = precision_of(model, weight)
         reason = "" if image is None else model.engines.why_not(image, precision)
     if reason:
-        return _without_engine(model, reason)
+        return without_engine(model, reason)
     return Route("engine", NOTHING_IN_THE_WAY, precision, structure=structure)
 
 
@@ -149,12 +151,19 @@ def _refuse_precision(model: ViT, reason: str) -> NoReturn:
     )
 
 
-def _without_engine(model: ViT, reason: str) -> Route:
+def without_engine(model: ViT, reason: str) -> Route:
+    """The route of a call that the engine cannot serve, for this reason."""
     if model.precision in ON_CPU_ENGINE:
         _refuse_precision(model, reason)
     if model.path == "engine":
         raise RuntimeError(f"ViT: path 'engine' is impossible: {reason}; set model.path = 'auto'")
     return Route("fused", reason)
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is tracing, for itself or for torch.onnx."""
+    known = getattr(torch.compiler, "is_exporting", None)  # torch >= 2.7
+    return known is not None and known()
 
 
 def _not_here(device: str) -> str:
@@ -270,66 +279,6 @@ def check_releasable(model: ViT) -> str:
     if reason:
         raise RuntimeError(f"ViT.release_weights: {reason}")
     return precision
-
-
-# ---- what explain() prints ----
-
-
-def explain(model: ViT, image: Tensor | None) -> str:
-    """The path of the next forward and its reason, with precision, device and instruction set."""
-    weight = model.patch_embed_weight
-    if image is not None:
-        check_image(model, image, weight)
-    route = decide(model, image, "logits", weight)
-    if route.path == "engine" and image is not None:
-        reason = model.engines.unpackable(route.precision)
-        route = _without_engine(model, reason) if reason else route
-    where = "GPU" if model.device.type == "cuda" else "CPU"
-    what = {
-        "engine": f"packed {where} engine, the whole forward",
-        "fused": "fused operators, one call per operator",
-        "reference": "plain PyTorch, module by module",
-    }[route.path]
-    lines = [f"path: {route.path} ({what})", f"why: {route.reason}"]
-    lines += [f"precision: {precision_of(model)}", f"device: {model.device}"]
-    if model.released is not None:
-        lines.append("weights: released; all but the engine need model.restore_weights()")
-    if model.device.type == "cpu":
-        isa = _isa() if route.path != "reference" else "chosen by PyTorch"
-        lines.append(f"instruction set: {isa}")
-        if route.path == "fused" and not _has_native_kernels(compute_dtype(model) or weight.dtype):
-            lines.append(
-                "note: this dtype has no native kernel; the operators run their PyTorch references"
-            )
-    elif route.path != "reference":
-        lines.append(f"kernels: {_gpu_kernels(model)}")
-        graphs = [engine.graphs for engine in model.engines.packed() if engine.graphs]
-        lines += [f"CUDA graphs: {said}" for said in graphs[:1] if route.path == "engine"]
-    return "\n".join(lines)
-
-
-def _has_native_kernels(dtype: torch.dtype) -> bool:
-    return dtype in {PRECISIONS[name].dtype for name in CHOICES}
-
-
-def _gpu_kernels(model: ViT) -> str:
-    if model.dtype == torch.float64:
-        return "PyTorch's (float64 has none of its own)"
-    try:
-        from .gpu.runtime import device
-
-        return device.executor(model.device).status()
-    except (ImportError, RuntimeError) as error:
-        return f"PyTorch's: the GPU backend is not available ({error})"
-
-
-def _isa() -> str:
-    try:
-        from . import cpu
-
-        return cpu.isa()
-    except (ImportError, AttributeError, ValueError) as error:
-        return f"unknown ({error})"
 
 
 # ---- images ----

@@ -27,6 +27,11 @@ def site(seeds: Tensor | None, index: int) -> Tensor | None:
     return None if seeds is None else seeds[index : index + 1]
 
 
+def _hooked(module: nn.Module) -> bool:
+    """Whether somebody wants what goes into or comes out of a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def cast(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
     return weight if dtype is None else weight.to(dtype)
 
@@ -111,7 +116,7 @@ class PatchEmbed(nn.Module):
         self.img_size, self.num_patches = c.pixels, c.patches
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.proj(self.feature_map(image)).flatten(2).mT
+        return self.proj(self.feature_map(image)).flatten(2).transpose(1, 2)
 
     def feature_map(self, image: Tensor) -> Tensor:
         """What patches are cut from: the image itself without a stem."""
@@ -150,10 +155,10 @@ class Attention(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # (B, H, S, E)
         q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         bias = None if bias is None else bias.to(v.dtype)
-        if not self.attn_drop.rate:
+        if not self.attn_drop.rate and not _hooked(self.attn_drop):
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
-            scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, S, S)
+            scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (B, H, S, S)
             weights = (scores if bias is None else scores + bias).softmax(-1)
             y = self.attn_drop(weights, site(seeds, 0)).to(v.dtype) @ v
         y = self.proj(y.transpose(1, 2).reshape(B, S, D))

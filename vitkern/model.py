@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import dispatch, layers, ops, packed, positions, precision, timm_keywords
+from . import dispatch, explanation, layers, ops, packed, positions, precision, timm_keywords
 from .config import ViTConfig
 from .timm_api import TimmApi
 from .weight_memory import WeightMemory
@@ -358,6 +358,12 @@ class ViT(TimmApi, WeightMemory):
             return logits.to(torch.get_autocast_dtype(logits.device.type)) if head else logits
         return logits if self._precision is None else logits.to(self.dtype)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise RuntimeError(
+            "ViT: torch.jit.script cannot compile it; use torch.jit.trace, torch.export or"
+            " torch.compile"
+        )
+
     # ---- what it is ----
 
     @property
@@ -406,7 +412,7 @@ class ViT(TimmApi, WeightMemory):
 
     def explain(self, image: Tensor | None = None) -> str:
         """Which path the next forward takes (of this image, if given) and why, in a few lines."""
-        return dispatch.explain(self, image)
+        return explanation.explain(self, image)
 
     def summary(
         self, image_size: int | tuple[int, int] | None = None, *, show: bool = True

@@ -151,7 +151,7 @@ class TimmApi(nn.Module):
         patches: list[Any] = [y[:, T:] for y in kept]
         if output_fmt == "NCHW":
             down, across = image.shape[2] // p, image.shape[3] // p
-            patches = [y.mT.reshape(y.shape[0], -1, down, across) for y in patches]
+            patches = [y.transpose(1, 2).reshape(y.shape[0], -1, down, across) for y in patches]
         prefixes = [y[:, :T] for y in kept] if return_prefix_tokens and T else []
         if output_dict:
             named: dict[str, Any] = {"image_intermediates": patches}
@@ -182,6 +182,11 @@ class TimmApi(nn.Module):
         self, image: Tensor, attn_mask: Tensor | None, is_causal: bool
     ) -> Tensor | None:
         """What a mask adds to the scores, (B?, H?, S, S); None without one."""
+        if isinstance(image, torch.fx.Proxy):
+            raise TypeError(
+                "ViT: torch.fx cannot trace it; timm.utils.AttentionExtract and features take"
+                ' method="hook", and torch.export traces'
+            )
         if attn_mask is None and not is_causal:
             return None
         p, (Y, X) = self.config.patch_size, image.shape[2:]

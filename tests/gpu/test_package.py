@@ -14,7 +14,7 @@ import torch
 import triton
 
 from tests.evidence.fake_cuda import fake_cuda
-from vitkern import _C, dispatch
+from vitkern import _C, explanation
 from vitkern.__main__ import main
 from vitkern.cli import info
 from vitkern.engines import trace
@@ -122,7 +122,7 @@ def test_an_installed_package_is_found(copied):
     assert f"binaries of {binaries} for sm_80" in executor.status()
     assert info.facts()["binaries"] == f"{binaries} of the package vitkern-kernels"
     model = types.SimpleNamespace(dtype=torch.bfloat16, device=torch.device("cuda", 0))
-    assert str(binaries) in dispatch._gpu_kernels(model), "a line of explain()"
+    assert str(binaries) in explanation._gpu_kernels(model), "a line of explain()"
 
 
 def test_without_a_package_there_is_none(monkeypatch):

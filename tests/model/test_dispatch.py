@@ -127,9 +127,11 @@ def test_compiles_to_one_graph(training):
 def test_exports():
     model = tiny()
     image = picture(model)
-    exported = torch.export.export(model, (image,))
-    torch.testing.assert_close(exported.module()(image), model(image))
-    assert any("vitkern" in str(node.target) for node in exported.graph.nodes)
+    for path, own in (("auto", False), ("fused", True)):
+        model.path = path
+        exported = torch.export.export(model, (image,))
+        torch.testing.assert_close(exported.module()(image), model(image))
+        assert any("vitkern" in str(node.target) for node in exported.graph.nodes) is own
 
 
 @pytest.mark.filterwarnings("ignore")  # the tracer warns about every size that Python reads

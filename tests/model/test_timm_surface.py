@@ -188,3 +188,34 @@ def test_images_are_prepared_at_the_model_s_own_size():
     model.set_input_size(img_size=128)
     assert data_config(model)["input_size"] == (3, 128, 128)
     assert model.default_cfg == model.pretrained_cfg
+
+
+# ---- timm.create_model ----
+
+
+def test_timm_creates_vitkerns_models():
+    vitkern.register_with_timm()
+    vitkern.register_with_timm()
+    model = timm.create_model(
+        "vitkern.vit_tiny_patch16_224.augreg_in21k", num_classes=5, img_size=96, drop_rate=0.1
+    )
+    assert isinstance(model, ViT) and model.head_drop.p == 0.1
+    assert model(torch.zeros(1, 3, 96, 96)).shape == (1, 5)
+    assert model.pretrained_cfg["architecture"] == "vit_tiny_patch16_224"
+    assert model.pretrained_cfg["tag"] == "augreg_in21k"
+    with pytest.raises(ValueError, match=r'"vitkern" needs a model\'s name'):
+        timm.create_model("vitkern")
+    with pytest.raises(ValueError, match="unknown variant"):
+        timm.create_model("vitkern.resnet50")
+
+
+def test_features_only_is_timms():
+    vitkern.register_with_timm()
+    options = dict(features_only=True, img_size=64, out_indices=(1, 3))
+    ours = timm.create_model("vitkern.vit_tiny_patch16_224", **options).eval()
+    theirs = timm.create_model("vit_tiny_patch16_224", **options).eval()
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    assert ours.feature_info.channels() == theirs.feature_info.channels() == [192, 192]
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(image), theirs(image), rtol=1e-4, atol=1e-4)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..model import ViT
 
 
-
 def load(
     model: ViT,
     source: str | os.PathLike[str] | Mapping[str, Tensor],
