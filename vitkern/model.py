@@ -2,30 +2,29 @@
 
 A forward takes one of three paths (dispatch.py says which, and why): a packed engine (engines/),
 the fused operators (`fused_forward`, four a block: layers.Block.fused), or every module in plain
-PyTorch (`reference_forward`). timm's methods are in timm_api.py.
+PyTorch (`reference_forward`). timm's methods are in timm_api.py, those about a model in
+model_tools.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import dispatch, explanation, layers, ops, packed, positions, precision, timm_keywords
+from . import dispatch, layers, ops, packed, positions, precision, timm_keywords
 from .config import ViTConfig
+from .model_tools import ModelTools
 from .timm_api import TimmApi
 from .weight_memory import WeightMemory
 
-if TYPE_CHECKING:
-    from .summary import Summary
 
-
-class ViT(TimmApi, WeightMemory):
+class ViT(TimmApi, WeightMemory, ModelTools):
     """A Vision Transformer with timm's state-dict names and methods.
 
     >>> model = ViT("B/16")                              # or "vit_base_patch16_224"
@@ -88,20 +87,6 @@ class ViT(TimmApi, WeightMemory):
         self.make_head(**made)
         if torch.device(device or "cpu").type != "meta":
             layers.initialise(self)
-
-    @classmethod
-    def from_pretrained(cls, path: Any, **options: Any) -> Any:
-        """`vitkern.load`: the model of a checkpoint's file, folder or name, in any known layout."""
-        from .loading import load
-
-        return load(path, **options)
-
-    def save_packed(self, path: Any) -> None:
-        """`vitkern.save_packed`: the weights in int8, which `vitkern.load` reads without packing
-        them again."""
-        from .packed_file import save_packed
-
-        save_packed(self, path)
 
     def make_head(self, **made: Any) -> None:
         """The classifier of the configuration, in the place of the one there was."""
@@ -182,18 +167,6 @@ class ViT(TimmApi, WeightMemory):
                 if i in take:
                     kept[i] = self.norm(x) if norm else x
         return x, [kept[i] for i in sorted(kept)]
-
-    def attention_maps(
-        self,
-        images: Tensor,
-        layers: int | Sequence[int] | None = None,
-        heads: int | Sequence[int] | None = None,
-    ) -> Tensor:
-        """Attention weights (L, B, H, S, S) of all blocks and heads, or of those chosen."""
-        from . import inspection
-
-        dispatch.check_image(self, images, self.patch_embed_weight, "images")
-        return inspection.attention_maps(self, images, layers, heads)
 
     # ---- the fused operators ----
 
@@ -358,12 +331,6 @@ class ViT(TimmApi, WeightMemory):
             return logits.to(torch.get_autocast_dtype(logits.device.type)) if head else logits
         return logits if self._precision is None else logits.to(self.dtype)
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        raise RuntimeError(
-            "ViT: torch.jit.script cannot compile it; use torch.jit.trace, torch.export or"
-            " torch.compile"
-        )
-
     # ---- what it is ----
 
     @property
@@ -409,18 +376,3 @@ class ViT(TimmApi, WeightMemory):
     def precision(self, value: str | None) -> None:
         precision.check_choice("ViT.precision", value)
         self._precision = value
-
-    def explain(self, image: Tensor | None = None) -> str:
-        """Which path the next forward takes (of this image, if given) and why, in a few lines."""
-        return explanation.explain(self, image)
-
-    def summary(
-        self, image_size: int | tuple[int, int] | None = None, *, show: bool = True
-    ) -> Summary:
-        """Print and return a table of layers, shapes, parameters and multiply-adds."""
-        from .summary import summarise
-
-        table = summarise(self, image_size)
-        if show:
-            print(table.text)
-        return table

@@ -33,8 +33,9 @@ MAY_IMPORT = {
     "packed_file": "model int8 config",
     "saving": "model weights weights.layouts config",
     "engines.trace": "model engines config gpu precision",
-    "model": "inspection packed weight_memory timm_api timm_keywords explanation dispatch engines"
-    " layers ops positions summary config precision",
+    "model": "model_tools packed weight_memory timm_api timm_keywords dispatch engines"
+    " layers ops positions config precision",
+    "model_tools": "inspection summary explanation dispatch",
     "inspection": "layers",
     "packed": "dispatch layers",
     "timm_api": "timm_keywords timm_cfg layers positions config",
@@ -69,8 +70,8 @@ MAY_IMPORT = {
 }
 # Imports that point upwards all the same, inside functions, each with its reason.
 UPWARDS = {
-    ("model", "loading"): "ViT.from_pretrained, whose model it builds",
-    ("model", "packed_file"): "ViT.save_packed, whose file holds a model's configuration",
+    ("model_tools", "loading"): "ViT.from_pretrained, whose model it builds",
+    ("model_tools", "packed_file"): "ViT.save_packed, whose file holds a model's configuration",
     ("engines.base", "model"): "the shapes a model would have, from one without memory",
     ("gpu.launch", "gpu.runtime"): "what starts a launch by default, found at the first one",
 }
