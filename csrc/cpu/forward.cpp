@@ -330,12 +330,12 @@ int64_t memory_of_thread(const forward_args& a, const Stages& stages) {
   return round_up(most, 1024);
 }
 
-// By every thread. `memory` and `barrier` are its team's, `next` is the first group that no thread
-// took.
+// By every thread. `memory`, `barrier` and `shares` are its team's, `next` is the first group that
+// no thread took.
 void run_stage(const forward_args& a, const Stage& stage, const Team& all, float* memory,
-               Barrier* barrier, int64_t* next) {
+               Barrier* barrier, Share* shares, int64_t* next) {
   const int size = stage.team_size;
-  const Team mine{all.rank % size, size, barrier};
+  const Team mine{all.rank % size, size, barrier, kHelping && size > 1 ? shares : nullptr};
   // A thread alone takes the next group: one that is held up takes fewer.
   int64_t i = size == 1 ? take_next(next) : all.rank / size;
   while (i < stage.count) {
@@ -353,16 +353,20 @@ void forward(const forward_args& a) {
   const Schedule schedule(a, threads, group_rows(a.precision));
   const Stages stages = schedule.stages();
   const int64_t each = memory_of_thread(a, stages);
-  constexpr int64_t kBarrierFloats = sizeof(Barrier) / sizeof(float);
-  const Lease lease(threads * (each + kBarrierFloats) * sizeof(float));
+  const Lease lease(threads * (each * sizeof(float) + sizeof(Barrier) + sizeof(Share)));
   Barrier* const barriers = reinterpret_cast<Barrier*>(lease.floats() + threads * each);
-  for (int i = 0; i < threads; ++i) barriers[i] = {0, 0, 0, grant.crowded()};
+  Share* const shares = reinterpret_cast<Share*>(barriers + threads);
+  for (int i = 0; i < threads; ++i) {
+    barriers[i] = {0, 0, 0, grant.crowded()};
+    shares[i] = {0};
+  }
   int64_t next = 0;
   run_team(grant, [&](const Team& all) {
     for (int64_t i = 0; i < stages.count; ++i) {
       if (i > 0) all.sync();  // this stage has other teams than the last one, in the same memory
       const int64_t first = all.rank - all.rank % stages.first[i].team_size;  // of the team
-      run_stage(a, stages.first[i], all, lease.floats() + first * each, barriers + first, &next);
+      run_stage(a, stages.first[i], all, lease.floats() + first * each, barriers + first,
+                shares + first, &next);
     }
   });
 }

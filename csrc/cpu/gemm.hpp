@@ -134,9 +134,21 @@ struct Grid {
   }
 };
 
+// Panels that a thread takes of its own cell at a time, where others may help; and how many others
+// a thread looks after when it is done.
+constexpr int64_t kTaken = 8, kHelped = 3;
+#if defined(VITKERN_AMX)
+constexpr bool kHelping = false;  // each call of gemm_part prefetches the weights that come next
+#else
+constexpr bool kHelping = !vitkern::kCounted;
+#endif
+
 // C by a team, each thread its cell of a grid: some tiles of A's rows times some panels of W.
 // Weights that must be converted are split by rows alone where each thread has at least
 // 2 * kMaxRows, against which converting all of them is cheap.
+//
+// A thread that is done computes panels of the next few threads' cells, if the team has shares: one
+// that is held up (by another process, by the host) would be waited for.
 //
 // A must be ready in all threads; no sync at the end.
 template <class Epilogue>
@@ -146,16 +158,29 @@ void gemm(const Team& team, const Left& A, int64_t M, const Weights& w, float* s
   const bool many_rows = !w.packed && M >= 2 * kMaxRows * team.size;
   const Grid grid = many_rows ? Grid{min(team.size, tiles), 1}
                               : Grid::even(tiles, panels, w.packed ? 0 : kConversion, team.size);
-  if (team.rank >= grid.rows * grid.columns) return;
-  const Range some = even_part(tiles, team.rank / grid.columns, grid.rows);
-  const Range rows{some.begin * kTileRows, min(M, some.end * kTileRows)};
-  const Range mine = even_part(panels, team.rank % grid.columns, grid.columns);
-  if constexpr (vitkern::kCounted) {
-    const int64_t columns = (mine.end - mine.begin) * kNR;
-    vitkern::note(vitkern::Work::matmul, rows.end - rows.begin, columns, w.K,
-                  packed_bytes(columns, w.K, w.precision));
-  } else {
-    gemm_part(A, rows, w, mine, scratch, epilogue);
+  Share alone;
+  const int64_t helped = team.shares ? min(kHelped, team.size - 1) : 0;
+  for (int64_t i = 0; i <= helped; ++i) {
+    const int64_t rank = (team.rank + i) % team.size;
+    if (rank >= grid.rows * grid.columns) continue;
+    const Range some = even_part(tiles, rank / grid.columns, grid.rows);
+    const Range rows{some.begin * kTileRows, min(M, some.end * kTileRows)};
+    const Range all = even_part(panels, rank % grid.columns, grid.columns);
+    if constexpr (vitkern::kCounted) {
+      const int64_t columns = (all.end - all.begin) * kNR;
+      vitkern::note(vitkern::Work::matmul, rows.end - rows.begin, columns, w.K,
+                    packed_bytes(columns, w.K, w.precision));
+      return;
+    }
+    Share& share = team.shares ? team.shares[rank] : alone;
+    if (i == 0) share.open(all);
+    for (;;) {
+      const Range mine = i > 0        ? share.take_last()
+                         : helped > 0 ? share.take_first(kTaken)
+                                      : share.take_all();
+      if (mine.begin >= mine.end) break;
+      gemm_part(A, rows, w, mine, scratch, epilogue);
+    }
   }
 }
 

@@ -19,9 +19,48 @@ inline Range even_part(int64_t count, int64_t i, int64_t parts) {
   return {i * size + min(i, larger), (i + 1) * size + min(i + 1, larger)};
 }
 
+// What is left of a thread's part of a step, [begin, end). The thread takes from its front; those
+// that are done with their own parts from its back. Empty at first, and after each step.
+struct Share {
+  alignas(64) uint64_t left;  // begin in the lower half, end in the upper one
+
+  void open(Range part) { __atomic_store_n(&left, packed(part.begin, part.end), __ATOMIC_RELAXED); }
+  // The first few, and fewer towards the end: a quarter of what is left, at most so many.
+  Range take_first(int64_t most) {
+    return take([=](int64_t begin, int64_t end) {
+      return Range{begin + max(1, min(most, (end - begin) / 4)), end};
+    });
+  }
+  Range take_all() {
+    return take([](int64_t, int64_t end) { return Range{end, end}; });
+  }
+  Range take_last() {
+    return take([](int64_t begin, int64_t end) { return Range{begin, max(begin, end - 1)}; });
+  }
+
+ private:
+  static uint64_t packed(int64_t begin, int64_t end) {
+    return static_cast<uint64_t>(begin) | static_cast<uint64_t>(end) << 32;
+  }
+  // remain(begin, end): what the taker leaves of it.
+  template <class Remain>
+  Range take(const Remain& remain) {
+    uint64_t seen = __atomic_load_n(&left, __ATOMIC_RELAXED);
+    for (;;) {
+      const Range all{static_cast<int64_t>(seen & UINT32_MAX), static_cast<int64_t>(seen >> 32)};
+      if (all.begin >= all.end) return {0, 0};
+      const Range rest = remain(all.begin, all.end);
+      if (__atomic_compare_exchange_n(&left, &seen, packed(rest.begin, rest.end), true,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return rest.begin > all.begin ? Range{all.begin, rest.begin} : Range{rest.end, all.end};
+    }
+  }
+};
+
 struct Team {
   int rank, size;
   vitkern::Barrier* barrier = nullptr;  // of a team of several
+  Share* shares = nullptr;              // of each thread, if they help each other
 
   // Part `rank` of [0, count), cut at multiples of `grain`; the parts differ by one grain at most.
   Range share(int64_t count, int64_t grain = 1) const {

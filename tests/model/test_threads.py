@@ -72,6 +72,29 @@ def test_teams_compute_every_kind_of_model(changes, images):
     assert torch.equal(run(model, images, 8), alone) and torch.equal(run(model, images, 6), alone)
 
 
+@pytest.mark.parametrize("precision", CHOICES)
+def test_threads_that_help_each_other_leave_nothing_out(precision, images):
+    """Enough panels for each thread that others, done first, take some of them."""
+    model = small(width=192, mlp_width=1024)
+    model.precision = precision
+    alone = run(model, images[:1], 1)
+    for threads in (2, 3, 4) * 5:
+        assert torch.equal(run(model, images[:1], threads), alone)
+
+
+@pytest.mark.parametrize("threads", (2, 6, 16))
+def test_teams_compute_images_of_mixed_sizes(threads):
+    model = small(dynamic_image_size=True)
+    sizes = ((64, 64), (128, 64), (8, 8), (40, 56), (64, 64))
+    images = [torch.randn(3, *size, generator=torch.Generator().manual_seed(2)) for size in sizes]
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        alone = model.forward_packed(images)
+        torch.set_num_threads(threads)
+        for count in range(1, len(images) + 1):
+            assert torch.equal(model.forward_packed(images[:count]), alone[:count])
+
+
 @pytest.mark.parametrize("threads", (8, 64))
 def test_operators_give_the_same_bits_on_many_threads(threads, images):
     model = small()
