@@ -12,7 +12,7 @@ from .outcome import Case
 KINDS: dict[str, tuple[str, ...]] = {
     "api": ("operators", "configurations", "models"),
     "native": ("bindings", "packed_engine", "launcher"),
-    "files": ("weight_files", "image_files"),
+    "files": ("weight_files", "image_files", "checkpoints"),
     "folders": ("kernel_folders",),
 }
 DELIBERATE = "deliberate"  # faults on purpose: the fuzzer's own test

@@ -13,7 +13,7 @@ from .runner import Limits, run_cases
 
 SEED = 20
 # A minute for all kinds on one slow core; native cases start the stand-in driver.
-CASES = {"api": 130, "native": 100, "files": 60, "folders": 200}
+CASES = {"api": 130, "native": 100, "files": 90, "folders": 200}
 
 
 @pytest.mark.parametrize("kind", KINDS)

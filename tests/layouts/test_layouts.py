@@ -9,9 +9,17 @@ import torch
 
 import vitkern
 from tests.evidence.fixed_order.torch_mode import FixedOrder
-from tests.layouts.foreign_models import CASES
+from tests.layouts.foreign_models import (
+    CASES,
+    DINOV2,
+    RELATIVE,
+    SIZES,
+    randomised,
+    transformers_model,
+)  # fmt: skip
 from tests.model.tiny_models import check_error
 from vitkern.weights import layouts
+from vitkern.weights.layouts.base import Refused
 
 # transformers takes seconds to import a model: the others' cases are in the default run.
 QUICK = ("timm", "timm-registers", "timm-beit", "torchvision", "hf-vit", "hf-dinov2-registers",
@@ -127,3 +135,47 @@ def test_layout_is_found_by_names_alone(foreign):
 
 def test_every_layout_is_tried():
     assert {case.layout for case in CASES.values()} == set(layouts.BY_NAME) - {"hf_dinov3"}
+
+
+@pytest.mark.full
+def test_siglip_2_with_native_sizes(tmp_path):
+    """It multiplies flat patches, and is given them cut, colours last."""
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    sizes = {k: v for k, v in SIZES.items() if k != "image_size"} | {"num_patches": 16}
+    theirs = randomised(transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**sizes)))
+    theirs.save_pretrained(tmp_path)
+    x = image()
+    patches = x.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).reshape(3, 16, -1)
+    mask, grids = torch.ones(3, 16, dtype=torch.long), torch.tensor([[4, 4]] * 3)
+    with torch.no_grad():
+        wanted = theirs(patches, pixel_attention_mask=mask, spatial_shapes=grids).last_hidden_state
+        got = vitkern.load(tmp_path, classes=0)(x)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+
+
+REFUSED = {
+    "rotary positions": ("DINOv3ViTModel", "DINOv3ViTConfig", SIZES),
+    "the SwiGLU MLP": ("Dinov2Model", "Dinov2Config", DINOV2 | {"use_swiglu_ffn": True}),
+    "attention pooling": ("SiglipVisionModel", "SiglipVisionConfig", SIZES),
+    "the distillation token's second head": (
+        "DeiTForImageClassificationWithTeacher", "DeiTConfig", SIZES,
+    ),
+    "a classifier of the class token beside": (
+        "Dinov2ForImageClassification", "Dinov2Config", DINOV2,
+    ),
+    "learned positions beside relative ones": (
+        "BeitModel", "BeitConfig", RELATIVE | {"use_absolute_position_embeddings": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("piece", REFUSED)
+def test_what_vitkern_lacks_is_named(piece, tmp_path):
+    pytest.importorskip("transformers", exc_type=ImportError)
+    transformers_model(*REFUSED[piece]).save_pretrained(tmp_path)
+    said = f"needs {piece}.*, which vitkern does not have yet"
+    with pytest.raises(Refused, match=said) as error:
+        vitkern.load(tmp_path)
+    if "classes=0" in str(error.value):
+        assert vitkern.load(tmp_path, classes=0).config.classes == 0

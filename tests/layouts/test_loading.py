@@ -362,6 +362,7 @@ def test_other_adapters_are_refused(model, path, tmp_path):
     for tensors, said in (
         ({f"{lora}A.weight": torch.ones(2, 32)}, "one of two matrices"),
         ({f"{lora}A.weight": torch.ones(2, 9), f"{lora}B.weight": torch.ones(96, 2)}, "matrices"),
+        ({f"{lora}A.weight": torch.ones(2), f"{lora}B.weight": torch.ones(96)}, "matrices"),
         ({f"{lora}magnitude_vector": torch.ones(2)}, "only plain LoRA"),
         ({"base_model.model.x.lora_A.weight": torch.ones(2, 9)}, "which .* does not have"),
     ):

@@ -17,7 +17,8 @@ from tests.layouts import originals
 from tests.model.tiny_models import tiny
 from vitkern.weights import npz
 
-save_file = pytest.importorskip("safetensors.torch").save_file
+safetensors = pytest.importorskip("safetensors.torch")
+save_file, load_file = safetensors.save_file, safetensors.load_file
 
 
 class Surprise:
@@ -239,6 +240,22 @@ def test_absurd_shapes(name, shape, state, tmp_path):
     with pytest.raises(ValueError, match=r"vitkern\.load: "):
         vitkern.load(tmp_path / "a.safetensors", heads=2)
     assert peak_mib() - before < 256
+
+
+@pytest.mark.parametrize("layout, name", [
+    ("hf_vit", "vit.embeddings.position_embeddings"), ("torchvision", "encoder.pos_embedding"),
+    ("hf_vit", "vit.encoder.layer.0.intermediate.dense.weight"), ("hf_vit", "classifier.weight"),
+])  # fmt: skip
+@pytest.mark.parametrize("shape", [(), (7,), (0, 0)], ids=str)
+def test_absurd_shapes_of_other_layouts(layout, name, shape, tmp_path):
+    path = tmp_path / ("a" if layout == "hf_vit" else "a.safetensors")
+    vitkern.save(tiny(image_size=16), path, layout)
+    file = path / "model.safetensors" if path.is_dir() else path
+    state = load_file(file)
+    state[name] = torch.zeros(shape)
+    save_file(state, file)
+    with pytest.raises(ValueError, match=r"vitkern\.load: "):
+        vitkern.load(path, heads=2)
 
 
 def test_integer_weights(state, tmp_path):

@@ -112,12 +112,15 @@ def _of(patterns: Any, module: str, default: Any) -> Any:
 
 
 def _added(weight: Tensor, two: dict[str, Tensor], scale: float, path: Path, who: str) -> Tensor:
-    a, b = (two[side].flatten(1).float() for side in ("A", "B"))  # (r, in), (out, r)
+    a, b = two["A"], two["B"]
+    if min(a.ndim, b.ndim) > 1:
+        a, b = a.flatten(1).float(), b.flatten(1).float()  # (r, in), (out, r)
     if (
         a.ndim != 2
         or b.ndim != 2
         or b.shape[1] != a.shape[0]
-        or (weight.ndim < 2 or (b.shape[0], a.shape[1]) != (weight.shape[0], weight[0].numel()))
+        or weight.ndim < 2
+        or (b.shape[0], a.shape[1]) != (weight.shape[0], weight.shape[1:].numel())
     ):
         raise ValueError(
             f"{who}: {path} has LoRA matrices {tuple(two['A'].shape)} and {tuple(two['B'].shape)}"

@@ -47,6 +47,11 @@ class Checkpoint:
         found = self.tensors.get(name)
         return () if found is None else tuple(found.shape)
 
+    def size(self, name: str, axis: int, default: int) -> int:
+        """Of one axis of a tensor; the default where there is no such tensor or axis."""
+        shape = self.shape(name)
+        return shape[axis] if axis < len(shape) else default
+
     def count(self, stem: str) -> int:
         """How many blocks there are: the largest number after `stem`, plus one."""
         after = re.compile(re.escape(stem) + r"([0-9]{1,6})[./]")

@@ -21,8 +21,8 @@ class Dinov2(Timm):
     def fields(self, c: Checkpoint) -> dict[str, Any]:
         found: dict[str, Any] = patch_fields(c, self.anchor)
         D, p, depth = found["width"], found["patch_size"], c.count(self.stem)
-        registers = (c.shape("register_tokens") or (1, 0))[1]
-        rows = (c.shape("pos_embed") or (1, 0))[1]
+        registers = c.size("register_tokens", 1, 0)
+        rows = c.size("pos_embed", 1, 0)
         return {
             **found,
             **self.block_fields(c, D, heads_of(D, depth)),

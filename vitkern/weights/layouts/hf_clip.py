@@ -53,7 +53,7 @@ class HfClip(HuggingFace):
     def fields(self, c: Checkpoint) -> dict[str, Any]:
         found: dict[str, Any] = patch_fields(c, self.anchor)
         D, depth = found["width"], c.count(STEM)
-        rows = (c.shape("embeddings.position_embedding.weight") or (0,))[0]
+        rows = c.size("embeddings.position_embedding.weight", 0, 0)
         mlp = c.shape(f"{STEM}0.mlp.fc1.weight")
         head = c.outside.get("visual_projection.weight", c.outside.get("classifier.weight"))
         # A classifier reads the mean of the patches, without the norm that the projection reads.

@@ -50,8 +50,8 @@ class HfDinov2(HuggingFace):
     def fields(self, c: Checkpoint) -> dict[str, Any]:
         found: dict[str, Any] = patch_fields(c, self.anchor)
         D, depth = found["width"], c.count(STEM)
-        rows = (c.shape("embeddings.position_embeddings") or (1, 0))[1]
-        registers = (c.shape("embeddings.register_tokens") or (1, 0))[1]
+        rows = c.size("embeddings.position_embeddings", 1, 0)
+        registers = c.size("embeddings.register_tokens", 1, 0)
         mlp = c.shape(f"{STEM}0.mlp.fc1.weight")
         return {
             **found,

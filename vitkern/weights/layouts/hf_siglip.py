@@ -51,7 +51,7 @@ class HfSiglip(HuggingFace):
         return "attention pooling (the MAP head)" if pooled else ""
 
     def fields(self, c: Checkpoint) -> dict[str, Any]:
-        rows = (c.shape("embeddings.position_embedding.weight") or (0,))[0]
+        rows = c.size("embeddings.position_embedding.weight", 0, 0)
         shape, head = c.shape(self.anchor), c.outside.get("classifier.weight")
         found: dict[str, Any]
         if len(shape) == 2:

@@ -44,7 +44,7 @@ class HfViT(HuggingFace):
     def fields(self, c: Checkpoint) -> dict[str, Any]:
         found: dict[str, Any] = patch_fields(c, self.anchor)
         D, depth = found["width"], c.count(STEM)
-        rows = (c.shape("embeddings.position_embeddings") or (1, 0))[1]
+        rows = c.size("embeddings.position_embeddings", 1, 0)
         found["image_size"] = self.placed(c, rows, self.tokens, found["patch_size"])
         mlp, pooler = c.shape(f"{STEM}0.intermediate.dense.weight"), c.shape("pooler.dense.weight")
         head = self.classifier(c)

@@ -30,7 +30,7 @@ POSITIONS = "pos_embedding"
 
 
 class Jax(Layout):
-    name, title = "jax", "the JAX layout of google-research/vision_transformer and big_vision"
+    name, title = "jax", "JAX's .npz (vision_transformer, big_vision)"
     anchor, stem = "embedding/kernel", STEM
     marks = (r"Transformer/encoder_norm/scale",)
     elsewhere = r"(params/)?(opt|step|chrono|txt|t|b)(/|$)"
@@ -130,7 +130,7 @@ def _norm(ours: str, theirs: str) -> list[Rule]:
 
 def _dense(ours: str, theirs: str) -> list[Rule]:
     return [
-        Rule(f"{ours}.weight", (f"{theirs}/kernel",), lambda p, shape: p[0].T, lambda t: [t.T]),
+        Rule(f"{ours}.weight", (f"{theirs}/kernel",), lambda p, shape: p[0].t(), lambda t: [t.t()]),
         Rule(f"{ours}.bias", (f"{theirs}/bias",)),
     ]
 
@@ -139,10 +139,10 @@ def _attention(config: ViTConfig, theirs: str) -> list[Rule]:
     D, H, E = config.width, config.heads, config.head_dim
 
     def joined(parts: Sequence[Tensor], shape: Shape) -> Tensor:
-        return torch.cat([part.reshape(D, D).T for part in parts])  # (D, H, E) each
+        return torch.cat([part.reshape(D, D).t() for part in parts])  # (D, H, E) each
 
     def parted(ours: Tensor) -> Sequence[Tensor]:
-        return [part.T.reshape(D, H, E) for part in ours.chunk(3)]
+        return [part.t().reshape(D, H, E) for part in ours.chunk(3)]
 
     names = [f"{theirs}/{part}" for part in ("query", "key", "value")]
     return [
@@ -151,7 +151,7 @@ def _attention(config: ViTConfig, theirs: str) -> list[Rule]:
              lambda parts, shape: torch.cat([part.flatten() for part in parts]),
              lambda t: [part.view(H, E) for part in t.chunk(3)]),
         Rule("blocks.{i}.attn.proj.weight", (f"{theirs}/out/kernel",),
-             lambda parts, shape: parts[0].reshape(D, D).T, lambda t: [t.T.reshape(H, E, D)]),
+             lambda parts, shape: parts[0].reshape(D, D).t(), lambda t: [t.t().reshape(H, E, D)]),
         Rule("blocks.{i}.attn.proj.bias", (f"{theirs}/out/bias",)),
     ]  # fmt: skip
 

@@ -57,7 +57,7 @@ class OpenClip(Layout):
         about = about if isinstance(about, dict) else {}
         tower = about.get("vision_cfg")
         wide = tower.get("head_width") if isinstance(tower, dict) else None
-        rows = (c.shape("positional_embedding") or (0,))[0]
+        rows = c.size("positional_embedding", 0, 0)
         mlp, head = c.shape(f"{STEM}0.mlp.c_fc.weight"), c.shape("proj")
         return {
             **found,
@@ -88,7 +88,7 @@ class OpenClip(Layout):
             Rule("blocks.{i}.ls1.gamma", (f"{STEM}{{i}}.ls_1.gamma",)),
             Rule("blocks.{i}.ls2.gamma", (f"{STEM}{{i}}.ls_2.gamma",)),
             *pairs("norm", "ln_post"),
-            Rule("head.weight", ("proj",), lambda parts, shape: parts[0].T, lambda t: [t.T]),
+            Rule("head.weight", ("proj",), lambda parts, shape: parts[0].t(), lambda t: [t.t()]),
             invented("head.bias", why),
         ]
 

@@ -36,7 +36,7 @@ class Torchvision(Layout):
     def fields(self, c: Checkpoint) -> dict[str, Any]:
         found: dict[str, Any] = patch_fields(c, self.anchor)
         D, depth = found["width"], c.count(self.stem)
-        rows = (c.shape("encoder.pos_embedding") or (1, 0))[1]
+        rows = c.size("encoder.pos_embedding", 1, 0)
         _, found["image_size"] = place_fields(c, rows, (1,), found["patch_size"])
         mlp, head = c.shape(f"{self.stem}0.mlp.0.weight"), c.shape("heads.head.weight")
         hidden = c.shape("heads.pre_logits.weight")
