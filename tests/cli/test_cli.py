@@ -182,6 +182,20 @@ def test_classify_reads_torch_checkpoints(capsys, checkpoint, photo, tmp_path):
     assert answers[0] == answers[1]
 
 
+def test_classify_reads_other_layouts(capsys, checkpoint, photo, tmp_path):
+    import vitkern
+
+    model = vitkern.load(checkpoint)
+    vitkern.save(model, tmp_path / "hf", "huggingface")
+    vitkern.save(model, tmp_path / "tv.safetensors", "torchvision")
+    wanted = run(capsys, "classify", photo, "--weights", checkpoint)
+    for path in (tmp_path / "hf", tmp_path / "tv.safetensors"):
+        assert run(capsys, "classify", photo, "--weights", path) == wanted
+    (tmp_path / "empty").mkdir()
+    status, _, err = run(capsys, "classify", photo, "--weights", tmp_path / "empty")
+    assert status == 2 and "is a directory" in err
+
+
 def test_classify_goes_on_after_a_bad_image(capsys, checkpoint, photo, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(photo.read_bytes()[:200])

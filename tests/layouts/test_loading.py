@@ -286,6 +286,14 @@ def test_a_hub_that_cannot_be_asked_is_said(monkeypatch):
 # ---- adapters ----
 
 
+def change(adapted):
+    """As training would: B starts at zero, and modules that are trained whole as copies."""
+    with torch.no_grad():
+        for name, p in adapted.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                p.add_(torch.randn_like(p) * 0.1)
+
+
 @pytest.mark.full  # peft takes seconds to import
 @pytest.mark.parametrize("rslora", [False, True])
 def test_lora_of_a_timm_model_is_merged(rslora, tmp_path):
@@ -299,10 +307,7 @@ def test_lora_of_a_timm_model_is_merged(rslora, tmp_path):
         use_rslora=rslora, alpha_pattern={"fc1": 3},
     )  # fmt: skip
     adapted = peft.get_peft_model(theirs, settings).eval()
-    with torch.no_grad():
-        for name, p in adapted.named_parameters():
-            if "lora_" in name or "modules_to_save" in name:
-                p.add_(torch.randn_like(p) * 0.1)
+    change(adapted)
     adapted.save_pretrained(tmp_path / "adapter")
     image = torch.randn(2, 3, 32, 32)
     loaded = vitkern.load(tmp_path / "adapter", base=tmp_path / "base.safetensors", heads=2)
@@ -339,10 +344,7 @@ def test_lora_of_a_hugging_face_model_is_merged(tmp_path):
         r=4, target_modules=["q_proj", "fc2"], modules_to_save=["classifier"]
     )
     adapted = peft.get_peft_model(theirs, settings).eval()
-    with torch.no_grad():
-        for name, p in adapted.named_parameters():
-            if "lora_" in name or "modules_to_save" in name:
-                p.add_(torch.randn_like(p) * 0.1)
+    change(adapted)
     adapted.save_pretrained(tmp_path / "adapter")
     image = torch.randn(2, 3, 32, 32)
     loaded = vitkern.load(tmp_path / "adapter")

@@ -34,7 +34,7 @@ INCHES = 1.15  # of a small picture's side
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", nargs="*", metavar="IMAGE")
     parser.add_argument(
-        "--weights", type=pathlib.Path, metavar="FILE", help=".safetensors or .pt (the own model)"
+        "--weights", type=pathlib.Path, metavar="FILE", help="a file or folder (the own model)"
     )
     parser.add_argument(
         "--model", metavar="NAME", help="the variant, where shapes alone do not tell"

@@ -2,8 +2,9 @@
 
 IMAGE is a file, a folder, a pattern in quotes, an http(s) address, or - for standard input. Without
 --weights the package's small model answers, which knows ten things: airplane, automobile, bird,
-cat, deer, dog, frog, horse, ship, truck. Weights in timm's layout are recognised by their shapes
-where they are a plain ViT's or DeiT's; anything else is named with --model.
+cat, deer, dog, frog, horse, ship, truck. Weights may have any layout that `vitkern.load` knows;
+those in timm's are recognised by their shapes where they are a plain ViT's or DeiT's, others of
+that layout are named with --model.
 
   vitkern predict cat.jpg
   vitkern predict photos/ --weights deit_tiny.safetensors --classes imagenet.json --save sheet.png
@@ -37,7 +38,7 @@ LARGEST_NAMES = 64 << 20  # bytes; ImageNet-21k's names are 1 MB
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     parser.add_argument(
-        "--weights", type=pathlib.Path, metavar="FILE", help=".safetensors or .pt (the own model)"
+        "--weights", type=pathlib.Path, metavar="FILE", help="a file or folder (the own model)"
     )
     parser.add_argument(
         "--classes",
@@ -124,7 +125,6 @@ def _cell(answer: dict[str, Any], image: Image) -> Any:
 def open_predictor(given: argparse.Namespace) -> Predictor:
     """The model that the flags ask for, packed at their precision."""
     from .. import accelerate, trained_file
-    from ..weights import timm
 
     asked = NORMALISATIONS[given.normalisation] if given.normalisation else None
     if given.weights is None or (given.model is None and trained_file.is_one(given.weights)):
@@ -140,7 +140,7 @@ def open_predictor(given: argparse.Namespace) -> Predictor:
             names = class_names(given.classes, c.classes)
     else:
         path, crop, own = given.weights, CROP_SHARE, None
-        model = build(timm.read(path), given.model, path)
+        model = read_model(path, given.model)
         names = class_names(given.classes, model.config.classes)
     pixels = asked or own or NORMALISATIONS["imagenet"]
     return Predictor(accelerate(model, given.precision), names, pixels, crop, str(path))
@@ -191,6 +191,24 @@ def predict(
                 for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
             ]
             yield {"image": source.name, "top": top}, one[1]
+
+
+def read_model(path: pathlib.Path, name: str | None) -> ViT:
+    """The model of a checkpoint: by shapes in timm's layout, else as `vitkern.load` finds it."""
+    from ..weights import timm
+    from ..weights.layouts import detect
+
+    if not path.is_dir():
+        state = timm.read(path)
+        found = detect(state)
+        if name or found is None or found[0].name == "timm":
+            return build(state, name, path)
+    from .. import load
+
+    model = load(path)
+    if not model.config.classes:
+        raise ValueError(f"{path} has no classifier: it cannot name anything")
+    return model
 
 
 def build(state: dict[str, Tensor], name: str | None, path: pathlib.Path) -> ViT:
