@@ -78,9 +78,8 @@ def load(
         except ValueError as error:
             raise ValueError(f"{WHO}: {error}") from error
         state, own = positions.moved(state, own, new, interpolation), new
-    shared = {t.untyped_storage().data_ptr() for t in path.values() if isinstance(t, Tensor)} if (
-        isinstance(path, Mapping)
-    ) else set()  # fmt: skip
+    callers = c.tensors.values() if isinstance(path, Mapping) else ()
+    shared = {tensor.untyped_storage().data_ptr() for tensor in callers}
     model = _built(own, state, dtype or _common_dtype(state), shared)
     if headless and classes:
         model.reset_classifier(classes)

@@ -22,7 +22,7 @@ from vitkern.weights import layouts
 from vitkern.weights.layouts.base import Refused
 
 # transformers takes seconds to import a model: the others' cases are in the default run.
-QUICK = ("timm", "timm-registers", "timm-beit", "torchvision", "hf-vit", "hf-dinov2-registers",
+QUICK = ("timm", "timm-registers", "timm-beit", "torchvision", "hf-vit",
          "jax", "big-vision-scan", "dino", "dinov2", "mae", "open-clip")  # fmt: skip
 marked = [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.full]) for n in CASES]
 

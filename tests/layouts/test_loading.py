@@ -105,6 +105,10 @@ def test_a_state_dict_is_copied(model):
     with torch.no_grad():
         loaded.head.weight.zero_()
     assert state["head.weight"].any()
+    loaded = vitkern.load({"model": state, "epoch": 3}, heads=2)
+    with torch.no_grad():
+        loaded.head.weight.zero_()
+    assert state["head.weight"].any()
 
 
 def test_misfits_are_listed(model, tmp_path):
