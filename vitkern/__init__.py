@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .acceleration import accelerate
     from .config import ViTConfig
     from .foreign.timm_registry import register_with_timm
+    from .foreign.transformers_attention import register_with_transformers
     from .loading import load
     from .model import ViT
     from .packed_file import load_packed, save_packed
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ViT", "ViTConfig", "__version__", "accelerate", "load", "load_packed", "quantise",
-    "register_with_timm", "save", "save_packed",
+    "register_with_timm", "register_with_transformers", "save", "save_packed",
 ]  # fmt: skip
 
 _HOME = {
@@ -35,6 +36,7 @@ _HOME = {
     "load_packed": "packed_file",
     "quantise": "quantisation",
     "register_with_timm": "foreign.timm_registry",
+    "register_with_transformers": "foreign.transformers_attention",
     "save": "saving",
     "save_packed": "packed_file",
 }

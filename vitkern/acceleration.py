@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from .foreign import timm
+from .foreign import timm, torchvision, towers, transformers
 from .model import ViT
 from .precision import check_choice
 
 
-def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: bool = True) -> ViT:
-    """A `vitkern.ViT` in eval mode with the parameters of `model`, a `vitkern.ViT` or a timm ViT.
+def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: bool = True) -> Any:
+    """An inference module with the parameters of `model`, a ViT of vitkern, timm, torchvision or
+    transformers: a `vitkern.ViT` in eval mode for the first two.
+
+    Of torchvision's and transformers' it is a copy of the model, class and names included, whose
+    encoders run by a `vitkern.ViT` in eval mode without gradients. Where more is asked of one
+    (hidden states, attention maps, a mask, another image size), the library's own code runs.
 
     The parameters are shared, not copied: what an optimizer does to `model` shows in the result,
     whose engine packs them again. precision: "fp32", "tf32", "bf16" or "int8", for the matmuls;
@@ -24,6 +31,11 @@ def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: 
     check_choice("accelerate: precision", precision)
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate: expected a ViT, got {type(model).__name__}")
+    reader = torchvision.reader if torchvision.reader(model) else transformers.reader
+    if reader is torchvision.reader or transformers.is_transformers(model):
+        if not keep_weights:
+            raise ValueError("accelerate: keep_weights=False is of vitkern's and timm's models")
+        return towers.accelerated(model, reader, precision).eval()
     if isinstance(model, ViT):
         model.check_weights("accelerate")
     config = model.config if isinstance(model, ViT) else timm.config_of(model)

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "train.data": "image_files",
     "measure": "_C",
     "acceleration": "foreign model engines precision",
-    "foreign": "model config names",
+    "foreign": "model engines ops config names",
     "quantisation": "model int8",
     "loading": "model packed_file weights weights.layouts positions config precision",
     "packed_file": "model int8 config",
