@@ -43,11 +43,27 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_C":
+        return _extension()
     if name not in _HOME:
         raise AttributeError(f"module 'vitkern' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"vitkern.{_HOME[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _extension() -> Any:
+    """The compiled part, or what to do where it is not: in a clone that hides the installed one."""
+    try:
+        return importlib.import_module("vitkern._C")
+    except ModuleNotFoundError as error:
+        if error.name != "vitkern._C":
+            raise
+        raise ImportError(
+            f"{__path__[0]} is not built: leave this folder, if vitkern is installed, or build it"
+            " here with `pip install -e .`",
+            name="vitkern._C",
+        ) from None
 
 
 def __dir__() -> list[str]:

@@ -306,3 +306,13 @@ def test_picture_without_matplotlib_is_a_clear_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         charts.pyplot()
+
+
+def test_bench_names_what_its_own_process_would_miss(tmp_path, capsys, monkeypatch):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "test_operators.py").touch()
+    assert main(["bench", "--source", str(tmp_path)]) == 2
+    assert f"is not built: pip install -e '{tmp_path}[test]'" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["bench", "--source", str(tmp_path)]) == 2
+    assert "the benchmarks need pytest" in capsys.readouterr().err

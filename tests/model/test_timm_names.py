@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import timm_import
+from tools import timm_coverage
 from vitkern import ViT, ViTConfig, names
 from vitkern.foreign import timm as timm_models
 
@@ -29,6 +30,12 @@ def expressible() -> dict[str, ViTConfig]:
                 except ValueError:
                     continue
     return found
+
+
+@pytest.mark.full
+def test_no_fewer_models_are_accelerated():
+    taken, refused = timm_coverage.survey()
+    assert len(taken) >= 113 and all(refused)
 
 
 @pytest.mark.full

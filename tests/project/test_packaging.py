@@ -10,6 +10,7 @@ import zipfile
 
 import pytest
 
+import vitkern
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -131,3 +132,11 @@ def test_failing_compiler_is_reported_with_its_command(tree, tmp_path):
     assert done.returncode != 0
     assert "vitkern: this failed, with the reason above" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_clone_that_is_not_built_says_what_to_do(monkeypatch):
+    """Python started in the clone's folder imports from there, not what was installed."""
+    monkeypatch.delattr(vitkern, "_C", raising=False)
+    monkeypatch.setitem(sys.modules, "vitkern._C", None)
+    with pytest.raises(ImportError, match=r"is not built: leave this folder.*`pip install -e \.`"):
+        from vitkern import _C  # noqa: F401

@@ -16,6 +16,7 @@ with and without a CUDA graph; writes rows and pictures, and says where they are
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -118,6 +119,16 @@ def checkout(given: pathlib.Path | None) -> pathlib.Path:
     )
 
 
+def check_runs(source: pathlib.Path) -> None:
+    """Refuse what would fail in the benchmarks' own process, which imports from `source`."""
+    how = f"pip install -e '{source}[test]'"
+    if importlib.util.find_spec("pytest_benchmark") is None:
+        raise ImportError(f"the benchmarks need pytest and pytest-benchmark: {how}")
+    package = source / "vitkern"
+    if not any(package.glob("_C.*.so")) and package != pathlib.Path(__file__).parents[1]:
+        raise ImportError(f"{package}, which the benchmarks import, is not built: {how}")
+
+
 def run(given: argparse.Namespace) -> int:
     source = checkout(given.source)
     if given.device != "cpu":
@@ -125,6 +136,7 @@ def run(given: argparse.Namespace) -> int:
     refuse_gpu_options(given)
     if given.out and not given.results:
         raise ValueError("--out draws the rows of --output FILE: give both")
+    check_runs(source)
     suite = [sys.executable, "-m", "pytest", "benchmarks", "--benchmark-only", "-q"]
     suite += [f"--{mode}" for mode in ("quick", "full") if getattr(given, mode)]
     if given.results:
