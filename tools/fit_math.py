@@ -75,6 +75,12 @@ def main() -> None:
     y = np.tanh(np.sqrt(t)) / np.sqrt(t)
     show("tanh(x) / x - 1 below 0.65, powers 1..5 of x^2", fit(t, range(1, 6), y - 1, 1 / y))
 
+    a = (NODES + 1) * 3
+    t, e = 1 / (1 + 0.35 * a), np.exp(-a * a / 2)
+    show(
+        "Phi(-a) / e^(-a^2 / 2), powers 1..7 of t", fit(t, range(1, 8), erfc(a / 2**0.5) / 2 / e, e)
+    )
+
 
 if __name__ == "__main__":
     main()

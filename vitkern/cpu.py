@@ -58,7 +58,7 @@ def operator_isas() -> list[str]:
     return _C.operator_isas()
 
 
-def _rows(t: Tensor) -> tuple[Tensor, int]:
+def rows(t: Tensor) -> tuple[Tensor, int]:
     """t as (M, last axis) with contiguous rows, in place if possible, and its row stride."""
     if t.is_contiguous():
         return t, t.shape[-1]
@@ -98,7 +98,7 @@ def _matrices(isa: str, weights: tuple[Tensor, ...], save: bool = False) -> _Mat
     return _Matrices([address(one) for one in plain], False, plain)
 
 
-def _dropout(p: float, seed: Tensor | None) -> tuple[int, int, float]:
+def dropout(p: float, seed: Tensor | None) -> tuple[int, int, float]:
     """(seed, threshold, scale) of csrc/cpu/kernels.hpp's Dropout."""
     if not p:
         return _OFF
@@ -110,7 +110,7 @@ def layernorm(
     n: Sizes, results: Results, x: Tensor, weight: Maybe, bias: Maybe, eps: float, save: bool,
     isa: str = "",
 ) -> None:  # fmt: skip
-    x, x_stride = _rows(x)
+    x, x_stride = rows(x)
     weight, bias = vector(weight), vector(bias)
     _C.layernorm(
         isa, threads=threads(), dtype=DTYPES[x.dtype], x=address(x),
@@ -123,7 +123,7 @@ def norm_linear(
     n: Sizes, results: Results, x: Tensor, norm_weight: Maybe, norm_bias: Maybe, weight: Tensor,
     bias: Maybe, activation: str, eps: float, save: bool, isa: str = "",
 ) -> None:  # fmt: skip
-    x, x_stride = _rows(x)
+    x, x_stride = rows(x)
     weights = _matrices(isa, (weight,), save)
     norm_weight, norm_bias, bias = vector(norm_weight), vector(norm_bias), vector(bias)
     y, stats, pre = results
@@ -136,10 +136,10 @@ def norm_linear(
     )  # fmt: skip
 
 
-def attention(
-    n: Sizes, results: Results, qkv: Tensor, bias: Maybe, scale: float, dropout_p: float,
-    seed: Maybe, offsets: Maybe, save: bool, isa: str = "",
-) -> None:  # fmt: skip
+def attention_layout(
+    n: Sizes, qkv: Tensor, bias: Maybe, offsets: Maybe
+) -> tuple[dict[str, Maybe], dict[str, int]]:
+    """The tensors of an attention call as the kernels read them, and their strides by name."""
     if qkv.stride(4) != 1 and n["E"] > 1:
         qkv = qkv.contiguous()
     sequences = 1
@@ -162,14 +162,25 @@ def attention(
             for size, stride in zip(bias.shape, bias.stride(), strict=True)
         ]
         bias_strides = (broad[0], broad[1], bias.stride(2))
-    b_stride, s_stride, part_stride, h_stride, _ = qkv.stride()
+    names = ("b_stride", "s_stride", "part_stride", "h_stride")
+    layout = dict(zip(names, qkv.stride(), strict=False))
+    layout |= {
+        f"bias_{name}": stride
+        for name, stride in zip(("b_stride", "h_stride", "s_stride"), bias_strides, strict=True)
+    }
+    return {"qkv": qkv, "bias": bias, "offsets": offsets}, {**layout, "sequences": sequences}
+
+
+def attention(
+    n: Sizes, results: Results, qkv: Tensor, bias: Maybe, scale: float, dropout_p: float,
+    seed: Maybe, offsets: Maybe, save: bool, isa: str = "",
+) -> None:  # fmt: skip
+    tensors, layout = attention_layout(n, qkv, bias, offsets)
     _C.attention(
-        isa, threads=threads(), dtype=DTYPES[qkv.dtype], qkv=address(qkv),
-        bias=address(bias), offsets=address(offsets), y=address(results[0]),
-        lse=address(results[1]), B=n["B"], S=n["S"], H=n["H"], E=n["E"], sequences=sequences,
-        b_stride=b_stride, s_stride=s_stride, part_stride=part_stride, h_stride=h_stride,
-        bias_b_stride=bias_strides[0], bias_h_stride=bias_strides[1], bias_s_stride=bias_strides[2],
-        scale=scale, dropout=_dropout(dropout_p, seed),
+        isa, threads=threads(), dtype=DTYPES[qkv.dtype], y=address(results[0]),
+        lse=address(results[1]), B=n["B"], S=n["S"], H=n["H"], E=n["E"], scale=scale,
+        dropout=dropout(dropout_p, seed), **{name: address(t) for name, t in tensors.items()},
+        **layout,
     )  # fmt: skip
 
 
@@ -177,14 +188,14 @@ def linear_residual(
     n: Sizes, results: Results, x: Tensor, weight: Tensor, bias: Maybe, residual: Tensor,
     gamma: Maybe, dropout_p: float, drop_path_p: float, seed: Maybe, isa: str = "",
 ) -> None:  # fmt: skip
-    (x, x_stride), (residual, residual_stride) = _rows(x), _rows(residual)
+    (x, x_stride), (residual, residual_stride) = rows(x), rows(residual)
     weights, bias, gamma = _matrices(isa, (weight,)), vector(bias), vector(gamma)
     _C.linear_residual(
         isa, threads=threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
         y_dtype=DTYPES[residual.dtype], x=address(x), weight=weights.at[0], packed=weights.packed,
         bias=address(bias), residual=address(residual), gamma=address(gamma), y=address(results[0]),
         B=n["B"], S=n["S"], K=n["K"], N=n["N"], x_stride=x_stride, residual_stride=residual_stride,
-        dropout=_dropout(dropout_p, seed), path=_dropout(drop_path_p, seed),
+        dropout=dropout(dropout_p, seed), path=dropout(drop_path_p, seed),
     )  # fmt: skip
 
 
@@ -194,7 +205,7 @@ def mlp(
     activation: str, eps: float, dropout_p: float, drop_path_p: float, seed: Maybe, save: bool,
     isa: str = "",
 ) -> None:  # fmt: skip
-    x, x_stride = _rows(x)
+    x, x_stride = rows(x)
     weights = _matrices(isa, (fc1_weight, fc2_weight), save)
     vectors = {
         "norm_weight": norm_weight, "norm_bias": norm_bias, "fc1_bias": fc1_bias,
@@ -207,8 +218,8 @@ def mlp(
         w_dtype=DTYPES[fc1_weight.dtype], x=address(x), fc1_weight=weights.at[0],
         fc2_weight=weights.at[1], packed=weights.packed, y=address(y), stats=address(stats),
         pre=address(pre), B=n["B"], S=n["S"], D=n["D"], F=n["F"], x_stride=x_stride, eps=eps,
-        activation=ACTIVATIONS[activation], dropout=_dropout(dropout_p, seed),
-        path=_dropout(drop_path_p, seed), **{name: address(t) for name, t in vectors.items()},
+        activation=ACTIVATIONS[activation], dropout=dropout(dropout_p, seed),
+        path=dropout(drop_path_p, seed), **{name: address(t) for name, t in vectors.items()},
     )  # fmt: skip
 
 
@@ -225,7 +236,7 @@ def patch_embed(
         w_dtype=DTYPES[weight.dtype], image=address(image), weight=weights.at[0],
         packed=weights.packed, y=address(results[0]), B=n["B"], C=n["C"], Y=n["Y"], X=n["X"],
         py=n["py"], px=n["px"], D=n["D"], T=n.get("T", 0), b_stride=b_stride, c_stride=c_stride,
-        y_stride=y_stride, x_stride=x_stride, dropout=_dropout(dropout_p, seed),
+        y_stride=y_stride, x_stride=x_stride, dropout=dropout(dropout_p, seed),
         **{name: address(t) for name, t in vectors.items()},
     )  # fmt: skip
 

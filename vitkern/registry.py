@@ -75,6 +75,11 @@ class Operator:
     passed: frozenset[str] = frozenset()  # arguments whose gradient is the result's, as it is
 
     @property
+    def native_backward(self) -> str:
+        """Its gradients on the CPU, "module:function"."""
+        return f"vitkern.cpu_backward:{self.name}"
+
+    @property
     def gpu(self) -> str:
         """The module of its Triton kernels, with a `forward` and a `backward`."""
         return f"vitkern.gpu.{self.name}"

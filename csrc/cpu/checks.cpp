@@ -88,6 +88,47 @@ void Check::pixels(const float* mean, const float* std, int64_t channels) const 
   optional("mean", mean, kFloat, {channels});
 }
 
+namespace {
+
+// What attention_args and attention_backward_args name alike.
+template <class Args>
+void check_attention(const Check& c, const Args& a) {
+  c.dtype("dtype", a.dtype);
+  c.size("B", a.B), c.size("S", a.S), c.size("H", a.H), c.size("E", a.E);
+  c.size("sequences", a.sequences, a.offsets ? 0 : 1);
+  c.count("B * H * S", {a.B, a.H, a.S});
+  if (a.S >> 31) c.too_large("S * S");  // its scores are counted in 64 bits
+  c.array(
+      "qkv", a.qkv, bytes_of(a.dtype),
+      {Axis{a.B, a.b_stride}, {a.S, a.s_stride}, {3, a.part_stride}, {a.H, a.h_stride}, {a.E, 1}});
+  c.optional("bias", a.bias, kFloat,
+             std::initializer_list<Axis>{
+                 {a.B, a.bias_b_stride}, {a.H, a.bias_h_stride}, {a.S, a.bias_s_stride}, {a.S, 1}});
+  if (!a.offsets) return;
+  bool ascend = a.offsets[0] == 0 && a.offsets[a.sequences] == a.S;
+  for (int64_t i = 0; i < a.sequences; ++i) ascend &= a.offsets[i] <= a.offsets[i + 1];
+  if (!ascend) c.refuse("offsets must ascend from 0 to S = " + std::to_string(a.S));
+}
+
+// What patch_embed_args and patch_embed_backward_args name alike; returns the patches of an image.
+template <class Args>
+int64_t check_patches(const Check& c, const Args& a) {
+  c.image_dtype(a.image_dtype), c.dtype("w_dtype", a.w_dtype);
+  c.size("B", a.B), c.size("C", a.C), c.size("D", a.D), c.size("T", a.T);
+  c.size("py", a.py, 1), c.size("px", a.px, 1);
+  c.size("Y", a.Y), c.multiple("Y", a.Y, "py", a.py), c.size("X", a.X),
+      c.multiple("X", a.X, "px", a.px);
+  const int64_t patches = c.count("patches", {a.Y / a.py, a.X / a.px});
+  c.count("a patch", {a.C, a.py, a.px});
+  c.count("B * S", {a.B, a.T + patches});
+  c.array("image", a.image, bytes_of(a.image_dtype),
+          {Axis{a.B, a.b_stride}, {a.C, a.c_stride}, {a.Y, a.y_stride}, {a.X, a.x_stride}});
+  c.pixels(a.mean, a.std, a.C);
+  return patches;
+}
+
+}  // namespace
+
 void check(const layernorm_args& a) {
   const Check c("layernorm");
   c.threads(a.threads);
@@ -112,22 +153,8 @@ void check(const norm_linear_args& a) {
 void check(const attention_args& a) {
   const Check c("attention");
   c.threads(a.threads);
-  c.dtype("dtype", a.dtype);
-  c.size("B", a.B), c.size("S", a.S), c.size("H", a.H), c.size("E", a.E);
-  c.size("sequences", a.sequences, a.offsets ? 0 : 1);
-  c.count("B * H * S", {a.B, a.H, a.S});
-  if (a.S >> 31) c.too_large("S * S");  // its scores are counted in 64 bits
-  c.array(
-      "qkv", a.qkv, bytes_of(a.dtype),
-      {Axis{a.B, a.b_stride}, {a.S, a.s_stride}, {3, a.part_stride}, {a.H, a.h_stride}, {a.E, 1}});
-  c.optional("bias", a.bias, kFloat,
-             std::initializer_list<Axis>{
-                 {a.B, a.bias_b_stride}, {a.H, a.bias_h_stride}, {a.S, a.bias_s_stride}, {a.S, 1}});
+  check_attention(c, a);
   c.array("y", a.y, bytes_of(a.dtype), {a.B, a.S, a.H, a.E});
-  if (!a.offsets) return;
-  bool ascend = a.offsets[0] == 0 && a.offsets[a.sequences] == a.S;
-  for (int64_t i = 0; i < a.sequences; ++i) ascend &= a.offsets[i] <= a.offsets[i + 1];
-  if (!ascend) c.refuse("offsets must ascend from 0 to S = " + std::to_string(a.S));
 }
 
 void check(const linear_residual_args& a) {
@@ -159,20 +186,74 @@ void check(const mlp_args& a) {
 void check(const patch_embed_args& a) {
   const Check c("patch_embed");
   c.threads(a.threads);
-  c.image_dtype(a.image_dtype), c.dtype("w_dtype", a.w_dtype);
-  c.size("B", a.B), c.size("C", a.C), c.size("D", a.D), c.size("T", a.T);
-  c.size("py", a.py, 1), c.size("px", a.px, 1);
-  c.size("Y", a.Y), c.multiple("Y", a.Y, "py", a.py), c.size("X", a.X),
-      c.multiple("X", a.X, "px", a.px);
-  const int64_t patches = c.count("patches", {a.Y / a.py, a.X / a.px});
-  const int64_t P = c.count("a patch", {a.C, a.py, a.px});
-  c.count("B * S", {a.B, a.T + patches});
-  c.array("image", a.image, bytes_of(a.image_dtype),
-          {Axis{a.B, a.b_stride}, {a.C, a.c_stride}, {a.Y, a.y_stride}, {a.X, a.x_stride}});
-  c.array("weight", a.weight, bytes_of(a.w_dtype), {a.D, P});
+  const int64_t patches = check_patches(c, a);
+  c.array("weight", a.weight, bytes_of(a.w_dtype), {a.D, a.C * a.py * a.px});
   c.array("prefix", a.prefix, kFloat, {a.T, a.D});
-  c.pixels(a.mean, a.std, a.C);
   c.array("y", a.y, bytes_of(a.w_dtype), {a.B, a.T + patches, a.D});
+}
+
+void check(const layernorm_backward_args& a) {
+  const Check c("layernorm_backward");
+  c.threads(a.threads);
+  c.dtype("dtype", a.dtype);
+  c.size("M", a.M), c.size("D", a.D);
+  c.array("grad", a.grad, bytes_of(a.dtype), {a.M, a.D});
+  c.array("x", a.x, bytes_of(a.dtype), {Axis{a.M, a.x_stride}, {a.D, 1}});
+  c.array("stats", a.stats, kFloat, {a.M, 2});
+}
+
+void check(const norm_linear_backward_args& a) {
+  const Check c("norm_linear_backward");
+  c.threads(a.threads);
+  c.dtype("x_dtype", a.x_dtype), c.dtype("w_dtype", a.w_dtype);
+  c.activation(a.activation);
+  c.size("M", a.M), c.size("K", a.K), c.size("N", a.N);
+  c.array("grad", a.grad, bytes_of(a.w_dtype), {a.M, a.N});
+  c.array("x", a.x, bytes_of(a.x_dtype), {Axis{a.M, a.x_stride}, {a.K, 1}});
+  c.array("stats", a.stats, kFloat, {a.M, 2});
+  c.array("weight", a.weight, bytes_of(a.w_dtype), {a.N, a.K});
+  if (a.activation != Activation::none) c.array("pre", a.pre, bytes_of(a.w_dtype), {a.M, a.N});
+}
+
+void check(const attention_backward_args& a) {
+  const Check c("attention_backward");
+  c.threads(a.threads);
+  c.array("grad", a.grad, bytes_of(a.dtype), {a.B, a.S, a.H, a.E});
+  c.array("dqkv", a.dqkv, bytes_of(a.dtype), {a.B, a.S, 3 * a.H, a.E});
+  check_attention(c, a);
+}
+
+void check(const linear_residual_backward_args& a) {
+  const Check c("linear_residual_backward");
+  c.threads(a.threads);
+  c.dtype("x_dtype", a.x_dtype), c.dtype("w_dtype", a.w_dtype), c.dtype("y_dtype", a.y_dtype);
+  c.size("B", a.B), c.size("S", a.S), c.size("K", a.K), c.size("N", a.N);
+  const int64_t M = c.count("B * S", {a.B, a.S});
+  c.array("grad", a.grad, bytes_of(a.y_dtype), {M, a.N});
+  c.array("x", a.x, bytes_of(a.x_dtype), {Axis{M, a.x_stride}, {a.K, 1}});
+  c.array("weight", a.weight, bytes_of(a.w_dtype), {a.N, a.K});
+}
+
+void check(const mlp_backward_args& a) {
+  const Check c("mlp_backward");
+  c.threads(a.threads);
+  c.dtype("x_dtype", a.x_dtype), c.dtype("w_dtype", a.w_dtype);
+  c.activation(a.activation);
+  c.size("B", a.B), c.size("S", a.S), c.size("D", a.D), c.size("F", a.F);
+  const int64_t M = c.count("B * S", {a.B, a.S});
+  c.array("grad", a.grad, bytes_of(a.x_dtype), {M, a.D});
+  c.array("x", a.x, bytes_of(a.x_dtype), {Axis{M, a.x_stride}, {a.D, 1}});
+  c.array("stats", a.stats, kFloat, {M, 2});
+  c.array("pre", a.pre, bytes_of(a.w_dtype), {M, a.F});
+  c.array("fc1_weight", a.fc1_weight, bytes_of(a.w_dtype), {a.F, a.D});
+  c.array("fc2_weight", a.fc2_weight, bytes_of(a.w_dtype), {a.D, a.F});
+}
+
+void check(const patch_embed_backward_args& a) {
+  const Check c("patch_embed_backward");
+  c.threads(a.threads);
+  const int64_t patches = check_patches(c, a);
+  c.array("grad", a.grad, bytes_of(a.w_dtype), {a.B, a.T + patches, a.D});
 }
 
 void check(const pack_args& a) {

@@ -28,6 +28,7 @@ struct Weights {
   int64_t first_row = 0, first_step = 0;  // of the part: multiples of kNR and of 32
   int64_t pitch = K;
   const float* scales = nullptr;  // (N) of int8 that are not packed
+  bool by_steps = false;  // not packed, and (steps, pitch) instead: the transpose of a weight
 
   Weights part(int64_t row, int64_t rows, int64_t step, int64_t steps) const {
     Weights w = *this;
@@ -46,6 +47,14 @@ inline Precision precision_of(DType dtype) {
 // Of a lone operator: as they are, or in the panels that pack makes of them at precision_of(dtype).
 inline Weights operand_weights(DType dtype, const void* data, int64_t N, int64_t K, bool packed) {
   return {precision_of(dtype), dtype, data, N, K, packed};
+}
+
+// What A (M, K) is multiplied by for C (M, N) = A B, where B (K, N) has rows by a stride.
+inline Weights plain_factor(Precision precision, const Rows& B, int64_t N, int64_t K) {
+  Weights w{precision, B.dtype, B.data, N, K, false};
+  w.pitch = B.stride;
+  w.by_steps = true;
+  return w;
 }
 
 // Where the sums of a tile go: rows of floats, overwritten or added to.

@@ -7,22 +7,6 @@
 namespace vitkern::VITKERN_ISA {
 namespace {
 
-Image image_of(const patch_embed_args& a) {
-  return {.dtype = a.image_dtype,
-          .data = a.image,
-          .C = a.C,
-          .Y = a.Y,
-          .X = a.X,
-          .py = a.py,
-          .px = a.px,
-          .b_stride = a.b_stride,
-          .c_stride = a.c_stride,
-          .y_stride = a.y_stride,
-          .x_stride = a.x_stride,
-          .mean = a.mean,
-          .std = a.std};
-}
-
 // The prefix rows of image b, which has S rows of y.
 void write_prefix(const patch_embed_args& a, int64_t b, int64_t S) {
   const int64_t first = b * S * a.D, elements = a.T * a.D;

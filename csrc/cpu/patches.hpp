@@ -18,6 +18,24 @@ struct Image {
   int64_t row_length() const { return C * py * px; }
 };
 
+// Of the arguments of patch_embed or its backward.
+template <class Args>
+Image image_of(const Args& a) {
+  return {.dtype = a.image_dtype,
+          .data = a.image,
+          .C = a.C,
+          .Y = a.Y,
+          .X = a.X,
+          .py = a.py,
+          .px = a.px,
+          .b_stride = a.b_stride,
+          .c_stride = a.c_stride,
+          .y_stride = a.y_stride,
+          .x_stride = a.x_stride,
+          .mean = a.mean,
+          .std = a.std};
+}
+
 // Patch n of image b as a row of C * py * px fp32 elements, in the order of a flattened filter.
 // Normalisation is one multiply-add: pixel * scale + shift, with uint8's 1/255 inside the scale.
 inline void unfold_patch(const Image& im, int64_t b, int64_t n, float* row) {

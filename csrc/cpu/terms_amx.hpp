@@ -192,12 +192,39 @@ inline void pack_rows(const Rows& rows, int64_t n, int64_t K, char* panel) {
     }
 }
 
+// Steps (n, columns), of which the first 32 columns count, as a panel; the missing ones are zero.
+template <int terms>
+inline void pack_steps(const Rows& steps, int64_t n, int64_t columns, char* panel) {
+  for (int64_t j = 0; j < round_up(n, kSteps); j += 2) {
+    char* const pair = panel + j / kSteps * terms * kPairBytes + j % kSteps / 2 * kTileStride;
+    for (int64_t e = 0; e < kNR; e += 16) {
+      Vec even[terms], odd[terms];
+      const auto load = [&](int64_t row) {
+        if (row >= n || e >= columns) return Vec::set(0);
+        return load_as(steps.dtype, steps.data, row * steps.stride + e, columns - e);
+      };
+      split<terms>(load(j), even);
+      split<terms>(load(j + 1), odd);
+      for (int t = 0; t < terms; ++t) {
+        if constexpr (terms == 1) even[t] = rounded(even[t]), odd[t] = rounded(odd[t]);
+        const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even[t].v), 16);
+        const __m512i both = _mm512_mask_mov_epi16(low, 0xaaaaaaaa, _mm512_castps_si512(odd[t].v));
+        _mm512_store_si512(pair + t * kPairBytes + e / 16 * kTileBytes, both);
+      }
+    }
+  }
+}
+
 // Panel `panel` of a weight that is not packed.
 inline void convert_panel(const Weights& w, int64_t panel, char* out) {
-  const int64_t row = w.first_row + panel * kNR;
-  const Rows from = Rows{w.dtype, w.data, w.pitch}.from(row, w.first_step);
-  with_terms(terms_of(w.precision),
-             [&]<int terms>() { pack_rows<terms>(from, w.N - panel * kNR, w.K, out); });
+  const int64_t row = w.first_row + panel * kNR, n = w.N - panel * kNR;
+  const Rows data{w.dtype, w.data, w.pitch};
+  with_terms(terms_of(w.precision), [&]<int terms>() {
+    if (w.by_steps)
+      pack_steps<terms>(data.from(w.first_step, row), w.K, n, out);
+    else
+      pack_rows<terms>(data.from(row, w.first_step), n, w.K, out);
+  });
 }
 
 inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
@@ -246,26 +273,7 @@ inline void pack_keys(const Rows& keys, int64_t n, int64_t E, Precision p, float
 // multiplied by.
 inline void pack_values(const Rows& values, int64_t n, int64_t columns, Precision p, float* panel) {
   with_terms(terms_of(p), [&]<int terms>() {
-    char* to = reinterpret_cast<char*>(panel);
-    for (int64_t j = 0; j < round_up(n, kSteps); j += 2) {
-      char* const pair = to + j / kSteps * terms * kPairBytes + j % kSteps / 2 * kTileStride;
-      for (int64_t e = 0; e < kNR; e += 16) {
-        Vec even[terms], odd[terms];
-        const auto load = [&](int64_t row) {
-          if (row >= n || e >= columns) return Vec::set(0);
-          return load_as(values.dtype, values.data, row * values.stride + e, columns - e);
-        };
-        split<terms>(load(j), even);
-        split<terms>(load(j + 1), odd);
-        for (int t = 0; t < terms; ++t) {
-          if constexpr (terms == 1) even[t] = rounded(even[t]), odd[t] = rounded(odd[t]);
-          const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even[t].v), 16);
-          const __m512i both =
-              _mm512_mask_mov_epi16(low, 0xaaaaaaaa, _mm512_castps_si512(odd[t].v));
-          _mm512_store_si512(pair + t * kPairBytes + e / 16 * kTileBytes, both);
-        }
-      }
-    }
+    pack_steps<terms>(values, n, columns, reinterpret_cast<char*>(panel));
   });
 }
 

@@ -74,11 +74,23 @@ inline void pack_block(const Rows& w, int64_t n, int64_t K, float* out) {
     }
 }
 
+// Steps (n, columns), of which the first kNR columns count, as a panel: [n][kNR].
+inline void copy_block(const Rows& steps, int64_t n, int64_t columns, float* out) {
+  for (int64_t e = 0; e < kNR; e += Vec::kLanes)
+    for (int64_t j = 0; j < n; ++j)
+      (e < columns ? load_as(steps.dtype, steps.data, j * steps.stride + e, columns - e)
+                   : Vec::set(0))
+          .store(out + j * kNR + e);
+}
+
 // The slab of a panel of unpacked weights as fp32, [k][kNR].
 inline void convert_panel(const Weights& w, int64_t panel, Range slab, float* out) {
-  const Rows rows =
-      Rows{w.dtype, w.data, w.pitch}.from(w.first_row + panel * kNR, w.first_step + slab.begin);
-  pack_block(rows, w.N - panel * kNR, slab.end - slab.begin, out);
+  const Rows data{w.dtype, w.data, w.pitch};
+  const int64_t row = w.first_row + panel * kNR, step = w.first_step + slab.begin;
+  if (w.by_steps)
+    copy_block(data.from(step, row), slab.end - slab.begin, w.N - panel * kNR, out);
+  else
+    pack_block(data.from(row, step), w.N - panel * kNR, slab.end - slab.begin, out);
 }
 
 // In fp32 for every precision: converting bf16 panels at each use would be slower.
@@ -157,6 +169,7 @@ inline void multiply(int64_t rows, const Tile& tile) {
 
 struct Tiles {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
+  static constexpr int64_t kUnit = 1;  // steps that slabs are cut at
 
   // W's part of a slab as fp32, [panel][k][kNR]: where it lies packed, or converted.
   static const char* slab(const Weights& w, int64_t first, int64_t count, Range steps,
@@ -174,12 +187,16 @@ struct Tiles {
   // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next.
   static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
                        float* c) {
-    const float *b = reinterpret_cast<const float*>(panel),
-                *then = reinterpret_cast<const float*>(after);
+    const float *const panel_steps = reinterpret_cast<const float*>(panel),
+                       *const then = reinterpret_cast<const float*>(after);
     const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kMR);
-    for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kKC, b += kKC * kNR) {
-      const int64_t K = min(kKC, steps.end - k0);
-      const float* const next = k0 + kKC < steps.end ? b + kKC * kNR : then;
+    const int64_t all = steps.end - steps.begin, blocks = ceil_div(all, kKC + kKC / 8);
+    for (int64_t i = 0; i < blocks; ++i) {
+      const Range part = even_part(all, i, blocks);
+      const int64_t k0 = steps.begin + part.begin, K = part.end - part.begin;
+      const float *const b = panel_steps + part.begin * kNR, *const next = i + 1 < blocks
+                                                                               ? b + K * kNR
+                                                                               : then;
       for (int64_t t = 0; t < tiles; ++t) {
         const Range tile = even_part(M, t, tiles);
         fma_tiles::multiply(tile.end - tile.begin,

@@ -88,7 +88,6 @@ constexpr int64_t kBlock = 256;
 constexpr int64_t kPairs = kBlock / 2;
 constexpr int64_t kBlockBytes = kBlock * kNR * 2 + kNR * 4;
 constexpr int kVectors = kNR / Vec::kLanes;
-static_assert(kSlab % kBlock == 0);
 
 using fma_tiles::group_rows;
 using fma_tiles::hidden_columns;
@@ -261,6 +260,7 @@ template <int R>
 
 struct Tiles {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
+  static constexpr int64_t kUnit = kBlock;
 
   static const char* slab(const Weights& w, int64_t first, int64_t, Range steps, float*,
                           int64_t* stride) {

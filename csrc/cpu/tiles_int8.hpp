@@ -26,7 +26,7 @@ namespace int8_tiles {
 
 constexpr int64_t kMaxRows = 384;  // of A's part: 288 KiB of a 512 KiB L2
 constexpr int64_t kBlock = 384;    // steps: 12 KiB of W in L1
-static_assert(kSlab % kBlock == 0 && kBlock % kRowBytes == 0);
+static_assert(kBlock % kRowBytes == 0);
 
 #if defined(VITKERN_AMX)
 inline DType row_dtype(Precision) { return DType::bf16; }  // as attention reads them
@@ -176,6 +176,7 @@ inline void finish_row(const RowScale& a, const Columns& w, float* c) {
 
 struct Tiles {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
+  static constexpr int64_t kUnit = kBlock;
 
   static const char* slab(const Weights& w, int64_t first, int64_t, Range steps, float*,
                           int64_t* stride) {

@@ -1,10 +1,10 @@
 // The loops around a tile of registers, for tiles_fma.hpp and tiles_int16.hpp.
 //
 //   for each group of kGroup panels
-//     for each slab of kSlab inner steps         Tiles::slab makes W's part ready
+//     for each slab of inner steps, <= kSlab     Tiles::slab makes W's part ready
 //       for each part of at most kMaxRows rows   A's part stays in L2 for the whole group
 //         for each panel of kNR columns
-//           for each block of kKC steps            W's block in L1 for all rows: 16 KiB of fp32
+//           for each block of about kKC steps      W's block in L1 for all rows: 16 KiB of fp32
 //             for each tile of kMR rows              kMR x kNR accumulators in registers
 //
 //        k ->            kNR
@@ -33,8 +33,8 @@ constexpr int64_t kMR = 6;  // 12 accumulators + 2 + 1 of 16 registers
 // 6 % slower on Zen 3: clearing, adding and storing a tile's sums takes a tenth of its time. Plain
 // vectors of 4 lanes have room for 512, but round each product: such sums are not exact enough.
 constexpr int64_t kKC = Vec::kLanes == 8 ? 256 : 128;
-constexpr int64_t kSlab = 768;
-constexpr int64_t kGroup = 8;  // panels: 8 * 32 * 768 * 4 B = 768 KiB of L2 when converted to fp32
+constexpr int64_t kSlab = 864;  // at most; K is cut into slabs of almost equal length
+constexpr int64_t kGroup = 8;   // panels: 8 * 32 * 768 * 4 B = 768 KiB of L2 when converted to fp32
 
 // What a tile fetches into L2 of the block of W that comes next: `lines` at each kLine steps.
 struct Ahead {
@@ -96,13 +96,14 @@ void walk(const Left& A, Range rows, const Weights& w, Range panels, float* scra
           const Epilogue& epilogue) {
   constexpr int64_t kNR = Tiles::kColumns;
   const int64_t M = rows.end - rows.begin, parts = ceil_div(M, Tiles::kPartRows);
+  const int64_t slabs = max(1, ceil_div(w.K, kSlab));     // one if K = 0, which gives C = 0
   float* const converted = scratch;                       // [panel][k][kNR]
   float* const waiting = scratch + kGroup * kSlab * kNR;  // [panel][row][kNR]
   for (int64_t first = panels.begin; first < panels.end; first += kGroup) {
     const int64_t count = min(kGroup, panels.end - first);
-    int64_t k0 = 0;
-    do {  // at least once: K = 0 gives C = 0
-      const Range slab{k0, min(w.K, k0 + kSlab)};
+    for (int64_t part_of_k = 0; part_of_k < slabs; ++part_of_k) {
+      const Range units = even_part(ceil_div(w.K, Tiles::kUnit), part_of_k, slabs);
+      const Range slab{units.begin * Tiles::kUnit, min(w.K, units.end * Tiles::kUnit)};
       int64_t b_stride = 0;  // bytes from panel to panel
       const char* const b = Tiles::slab(w, first, count, slab, converted, &b_stride);
       for (int64_t part = 0; part < parts; ++part) {
@@ -117,8 +118,7 @@ void walk(const Left& A, Range rows, const Weights& w, Range panels, float* scra
           for (int64_t m = m0; m < m1; ++m) epilogue(rows.begin + m, n0, n, c + (m - m0) * kNR);
         }
       }
-      k0 = slab.end;
-    } while (k0 < w.K);
+    }
   }
 }
 

@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "gpu.aot": "gpu",
     "gpu.runtime": "gpu _C",
     "gpu": "precision philox",
+    "cpu_backward": "cpu _C",
     "cpu": "cpu_limits packing philox _C",
     "cpu_limits": "",
     "packing": "_C",

@@ -148,6 +148,19 @@ def _define_backward(op: Operator) -> None:
         return op.backward(grad, args, saved, _named_needs(op, needs))
 
     @functools.cache
+    def native() -> Callable[..., list[Tensor] | None]:
+        return resolve(op.native_backward)
+
+    def cpu(grad: Tensor, *rest: Any) -> list[Tensor]:
+        args, (saved, needs) = rest[:count], rest[count:]
+        if grad.numel() and NATIVE_DTYPES.issuperset(_float_dtypes((grad, *args))):
+            sizes, asked = op.bind(_named(op, args)), _named_needs(op, needs)
+            gradients = native()(sizes, grad, args, saved, asked)
+            if gradients is not None:
+                return gradients
+        return call(grad, *rest)
+
+    @functools.cache
     def kernel() -> Callable[..., Any] | None:
         return _gpu(op, "backward")
 
@@ -163,6 +176,7 @@ def _define_backward(op: Operator) -> None:
         return [a.new_empty(a.shape) for a in wanted(rest)]
 
     _LIBRARY.impl(name, call, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, cpu, "CPU")
     _LIBRARY.impl(name, gpu, "CUDA")
     torch.library.register_fake(f"vitkern::{name}", fake, lib=_LIBRARY)
     backward_op = getattr(torch.ops.vitkern, name).default

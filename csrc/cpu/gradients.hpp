@@ -1,0 +1,283 @@
+// Pieces of the backward kernels: gradients of a linear layer's input and weight, of a LayerNorm's
+// rows and vectors, of an activation, and sums over rows.
+//
+//   y (M, N) = x (M, K) weight^T        dx = dy weight         inner steps: N, weight read by steps
+//                                       dweight = dy^T x       inner steps: M, dy^T filled in tiles
+//
+// Sums over rows belong to one thread for each column, so that the number of threads does not show.
+#pragma once
+#include "chunks.hpp"
+#include "epilogue.hpp"
+#include "rows.hpp"
+#include "transpose.hpp"
+
+namespace {
+
+constexpr int64_t kSumColumns = 64;  // at a time: eight vectors with AVX2
+
+inline Rows as_rows(const float* data, int64_t stride) { return {DType::f32, data, stride}; }
+
+// sums[n] = the sum over m < M of value(m, n, count), a vector of elements n onwards of row m; the
+// team shares the columns. Compensated (Kahan): what an addition rounds off is kept for the next,
+// because PyTorch's sums are pairwise and thousands of rows are added here. No sync.
+template <class Value>
+void sum_columns(const Team& team, int64_t M, int64_t N, float* sums, const Value& value) {
+  constexpr int64_t L = Vec::kLanes, kVectors = kSumColumns / L;
+  const Range mine = team.share(N, kSumColumns);
+  for (int64_t n0 = mine.begin; n0 < mine.end; n0 += kSumColumns) {
+    const int64_t vectors = ceil_div(min(kSumColumns, mine.end - n0), L);
+    Vec sum[kVectors], lost[kVectors];
+    for (int64_t v = 0; v < kVectors; ++v) sum[v] = lost[v] = Vec::set(0);
+    for (int64_t m = 0; m < M; ++m)
+      for (int64_t v = 0; v < vectors; ++v) {
+        const Vec term = value(m, n0 + v * L, mine.end - n0 - v * L) - lost[v];
+        const Vec next = sum[v] + term;
+        lost[v] = (next - sum[v]) - term;
+        sum[v] = next;
+      }
+    for (int64_t v = 0; v < vectors; ++v) sum[v].store(sums + n0 + v * L, mine.end - n0 - v * L);
+  }
+}
+
+inline void sum_columns(const Team& team, const Rows& g, int64_t M, int64_t N, float* sums) {
+  sum_columns(team, M, N, sums, [&](int64_t m, int64_t n, int64_t count) {
+    return load_as(g.dtype, g.data, m * g.stride + n, count);
+  });
+}
+
+// ---- Linear ----------------------------------------------------------------------
+
+// Rows [0, N) of A = the columns n0 .. n0 + N of g (M rows), by a team; `columns` is this thread's
+// room for kColumnsAtOnce rows of M. Ends with a sync.
+constexpr int64_t kColumnsAtOnce = 32;
+inline int64_t columns_room(int64_t M) { return kColumnsAtOnce * row_stride(M); }
+
+inline void fill_transposed(const Team& team, const Left& A, const Rows& g, int64_t n0, int64_t N,
+                            int64_t M, float* columns) {
+  constexpr int64_t L = Vec::kLanes;
+  const int64_t stride = row_stride(M);
+  const Range mine = team.share(N, kColumnsAtOnce);
+  for (int64_t n = mine.begin; n < mine.end; n += kColumnsAtOnce) {
+    const int64_t count = min(kColumnsAtOnce, mine.end - n);
+    float* to[kColumnsAtOnce];
+    for (int64_t j = 0; j < count; ++j) to[j] = A.open(n + j, columns + j * stride);
+    for (int64_t m = 0; m < M; m += L)
+      for (int64_t j = 0; j < count; j += L) {
+        Vec block[L];
+        for (int64_t i = 0; i < L; ++i)
+          block[i] = m + i < M
+                         ? load_as(g.dtype, g.data, (m + i) * g.stride + n0 + n + j, count - j)
+                         : Vec::set(0);
+        transpose(block);
+        for (int64_t i = 0; i < min(L, count - j); ++i) block[i].store(to[j + i] + m, M - m);
+      }
+    for (int64_t j = 0; j < count; ++j) A.close(n + j, to[j], M);
+  }
+  team.sync();
+}
+
+// dx (M, K) = g (M, N) weight (N, K). epilogue_at(m0) as in ChunkedGemm.
+class InputGradient {
+ public:
+  InputGradient(int threads, const Rows& g, int64_t M, const Rows& weight, int64_t N, int64_t K)
+      : g_(g),
+        N_(N),
+        in_place_(Left::reads_in_place(g.dtype, g.stride)),
+        chunks_(threads, M, plain_factor(precision_of(weight.dtype), weight, K, N), in_place_) {}
+
+  template <class EpilogueAt>
+  void run(const Team& team, const EpilogueAt& epilogue_at) const {
+    if (in_place_)
+      chunks_.multiply_in_place(
+          team, [&](int64_t m0) { return Left::in_place(g_.row(m0), g_.stride); }, epilogue_at);
+    else
+      chunks_.multiply(
+          team, [&](int64_t m, float* row) { widen_row(g_, m, row, N_); }, epilogue_at);
+  }
+
+ private:
+  const Rows g_;
+  const int64_t N_;
+  const bool in_place_;
+  const ChunkedGemm chunks_;
+};
+
+// dweight (N, K) = g^T (N, M) x (M, K), by the precision of the weight's dtype.
+class WeightGradient {
+ public:
+  WeightGradient(int threads, const Rows& g, const Rows& x, DType dtype, int64_t M, int64_t N,
+                 int64_t K)
+      : g_(g),
+        M_(M),
+        room_(columns_room(M)),
+        columns_(threads * room_ * sizeof(float)),
+        chunks_(threads, N, plain_factor(precision_of(dtype), x, K, M)) {}
+
+  // epilogue(n, k0, count, c): elements k0 onwards of row n of dweight.
+  template <class Epilogue>
+  void run(const Team& team, const Epilogue& epilogue) const {
+    chunks_.multiply_filled(
+        team,
+        [&](const Left& A, int64_t n0, int64_t N) {
+          fill_transposed(team, A, g_, n0, N, M_, columns_.floats() + team.rank * room_);
+        },
+        [&](int64_t n0) {
+          return [&, n0](int64_t n, int64_t k0, int64_t count, float* c) {
+            epilogue(n0 + n, k0, count, c);
+          };
+        });
+  }
+
+ private:
+  const Rows g_;
+  const int64_t M_, room_;
+  const vitkern::Lease columns_;
+  const ChunkedGemm chunks_;
+};
+
+// Stores a row's part of a result.
+struct StoreRows {
+  Plain to;
+  int64_t first_row = 0;
+  void operator()(int64_t m, int64_t n0, int64_t n, const float* c) const {
+    for (int64_t i = 0; i < n; i += Vec::kLanes)
+      to.store(first_row + m, n0 + i, Vec::load(c + i, n - i), n - i);
+  }
+};
+
+// The gradient of a branch that ends in dropout, LayerScale and drop-path: g before gamma.
+struct BranchGradient {
+  Rows grad;        // (M, N)
+  int64_t N, S;     // S rows to a sample
+  Dropout dropout;  // of elements
+  Dropout path;
+
+  bool is_grad() const { return !dropout.threshold && !path.threshold; }
+  void row(int64_t m, float* to) const {
+    const float factor = path_factor(path, m / S);
+    if (factor == 0) {  // gone even where it is not finite
+      memset(to, 0, N * sizeof(float));
+      return;
+    }
+    widen_row(grad, m, to, N);
+    if (factor != 1)
+      for (int64_t i = 0; i < N; i += Vec::kLanes)
+        (Vec::load(to + i, N - i) * Vec::set(factor)).store(to + i, N - i);
+    drop(dropout, kElements, static_cast<uint64_t>(m * N), to, N);
+  }
+};
+
+// ---- LayerNorm -------------------------------------------------------------------
+
+// y = xhat * weight + bias with xhat = (x - mean) * rstd: gradients, and y itself again.
+struct NormGradient {
+  Rows x;               // (M, D)
+  const float* stats;   // (M, 2): mean, rstd
+  const float* weight;  // (D) or null
+  int64_t D;
+
+  Vec normalised(int64_t m, int64_t i) const {
+    const Vec v = load_as(x.dtype, x.data, m * x.stride + i, D - i);
+    return (v - Vec::set(stats[2 * m])) * Vec::set(stats[2 * m + 1]);
+  }
+  Vec weighted(const float* dy, int64_t i) const {
+    const Vec v = Vec::load(dy + i, D - i);
+    return weight ? v * Vec::load(weight + i, D - i) : v;
+  }
+
+  // dx of row m from dy (D) fp32, added to row m of `onto` unless that is null.
+  void row(int64_t m, const float* dy, const Rows* onto, const Plain& dx) const {
+    Vec sum = Vec::set(0), with = Vec::set(0);
+    for (int64_t i = 0; i < D; i += Vec::kLanes) {
+      const Vec g = weighted(dy, i).keep_first(D - i, 0);
+      sum = sum + g;
+      with = fma(g, normalised(m, i), with);
+    }
+    const float count = static_cast<float>(D);
+    const Vec mean = Vec::set(sum.sum() / count), slope = Vec::set(with.sum() / count),
+              rstd = Vec::set(stats[2 * m + 1]);
+    for (int64_t i = 0; i < D; i += Vec::kLanes) {
+      Vec d = rstd * (weighted(dy, i) - mean - normalised(m, i) * slope);
+      if (onto) d = load_as(onto->dtype, onto->data, m * onto->stride + i, D - i) + d;
+      dx.store(m, i, d, D - i);
+    }
+  }
+
+  // Sums over rows of dy * xhat and of dy; each may be null. No sync.
+  void vectors(const Team& team, const Rows& dy, int64_t M, float* dweight, float* dbias) const {
+    if (dweight)
+      sum_columns(team, M, D, dweight, [&](int64_t m, int64_t n, int64_t count) {
+        return load_as(dy.dtype, dy.data, m * dy.stride + n, count) * normalised(m, n);
+      });
+    if (dbias) sum_columns(team, dy, M, D, dbias);
+  }
+
+  // Row m of y, fp32.
+  void output(int64_t m, const float* bias, float* y) const {
+    for (int64_t i = 0; i < D; i += Vec::kLanes) {
+      const Vec xhat = normalised(m, i), add = bias ? Vec::load(bias + i, D - i) : Vec::set(0);
+      (weight ? fma(xhat, Vec::load(weight + i, D - i), add) : xhat + add).store(y + i, D - i);
+    }
+  }
+};
+
+// ---- Activations -----------------------------------------------------------------
+
+struct ValueAndSlope {
+  Vec value, slope;
+};
+
+// Phi(-a) for a >= 0, where e = e^(-a^2 / 2) is known: e t P(t) with t = 1 / (1 + 0.35 a), error
+// 1e-8 (tools/fit_math.py).
+inline Vec normal_tail(Vec a, Vec e) {
+  const Vec one = Vec::set(1.0f), t = one / fma(a, Vec::set(0.35f), one);
+  Vec p = Vec::set(0.03208461031317711f);
+  p = fma(p, t, Vec::set(-0.12606698274612427f));
+  p = fma(p, t, Vec::set(0.09900572896003723f));
+  p = fma(p, t, Vec::set(0.12243156880140305f));
+  p = fma(p, t, Vec::set(0.07927267998456955f));
+  p = fma(p, t, Vec::set(0.1558007150888443f));
+  p = fma(p, t, Vec::set(0.13747169077396393f));
+  return p * t * e;
+}
+
+// s(z) = 1 / (1 + e^-z), and s(z) s(-z), its derivative, without the cancellation of 1 - s.
+struct Logistic {
+  Vec value, slope;
+  explicit Logistic(Vec z) {
+    const Vec one = Vec::set(1.0f), e = exp(Vec::set(0) - magnitude(z)), r = one / (one + e);
+    value = select_less(z, Vec::set(0), e * r, r);
+    slope = e * r * r;
+  }
+};
+
+inline ValueAndSlope activate_with_slope(Activation name, Vec x) {
+  const Vec one = Vec::set(1.0f), half = Vec::set(0.5f);
+  switch (name) {
+    case Activation::none:
+      return {x, one};
+    case Activation::gelu: {  // Phi(x) + x phi(x)
+      const Vec e = exp(x * x * Vec::set(-0.5f)), tail = normal_tail(magnitude(x), e);
+      const Vec below = select_less(x, Vec::set(0), tail, one - tail);
+      return {x * below, fma(x * e, Vec::set(0.39894228f), below)};
+    }
+    case Activation::gelu_tanh: {
+      constexpr float kScale = 2 * 0.79788456f, kCube = 0.044715f;
+      const Vec square = x * x;
+      const Logistic s(x * fma(square, Vec::set(kCube), one) * Vec::set(kScale));
+      const Vec inner = fma(square, Vec::set(3 * kCube), one) * Vec::set(kScale);
+      return {x * s.value, fma(x * s.slope, inner, s.value)};
+    }
+    case Activation::quick_gelu: {
+      const Logistic s(x * Vec::set(1.702f));
+      return {x * s.value, fma(x * s.slope, Vec::set(1.702f), s.value)};
+    }
+    case Activation::tanh: {  // 1 - t^2, where it does not cancel; 2 s(2x) - 1 has the same slope
+      const Vec t = tanh(x), far = Logistic(x + x).slope * Vec::set(4.0f);
+      return {t, select_less(magnitude(t), half, one - t * t, far)};
+    }
+  }
+  return {x, one};
+}
+
+}  // namespace

@@ -1,0 +1,61 @@
+// mlp_backward: the branch's gradient through fc2, the activation, fc1 and the norm. The hidden
+// rows are computed again from `pre` in the epilogue that turns their gradient into that of `pre`.
+#include "branch_gradients.hpp"
+#include "kernels.hpp"
+#include "norm_gradients.hpp"
+
+namespace vitkern::VITKERN_ISA {
+namespace {
+
+// c is the gradient of the hidden rows, after their dropout.
+struct HiddenEpilogue {
+  const mlp_backward_args& a;
+  Plain dpre, hidden;  // (M, F) fp32
+  int64_t first_row;
+
+  void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
+    const int64_t row = first_row + m, element = row * a.F + n0;
+    drop(a.dropout, kHidden, static_cast<uint64_t>(element), c, n);
+    for (int64_t i = 0; i < n; i += Vec::kLanes) {
+      const auto [value, slope] =
+          activate_with_slope(a.activation, load_as(a.w_dtype, a.pre, element + i, n - i));
+      dpre.store(row, n0 + i, Vec::load(c + i, n - i) * slope, n - i);
+      if (hidden.data) value.store(c + i, n - i);
+    }
+    if (!hidden.data) return;
+    drop(a.dropout, kHidden, static_cast<uint64_t>(element), c, n);
+    for (int64_t i = 0; i < n; i += Vec::kLanes)
+      hidden.store(row, n0 + i, Vec::load(c + i, n - i), n - i);
+  }
+};
+
+}  // namespace
+
+void mlp_backward(const mlp_backward_args& a) {
+  const int64_t M = a.B * a.S, stride = row_stride(a.F), bytes = M * stride * sizeof(float);
+  const Rows grad{a.x_dtype, a.grad, a.D}, fc2{a.w_dtype, a.fc2_weight, a.F};
+  const BranchGradients of_fc2{a.dfc2_weight, a.dfc2_bias, a.dgamma};
+  const NormLinearGradients of_fc1{a.dx, a.dnorm_weight, a.dnorm_bias, a.dfc1_weight, a.dfc1_bias};
+  const bool through = of_fc1.of_input() || of_fc1.dweight || of_fc1.dbias;
+  const bool back = through || of_fc2.of_weight();  // the hidden rows are wanted, or their gradient
+  const Lease dpre_rows(back ? bytes : 0), hidden_rows(of_fc2.of_weight() ? bytes : 0);
+  const Plain dpre{DType::f32, dpre_rows.floats(), stride};
+  const Plain hidden{DType::f32, of_fc2.of_weight() ? hidden_rows.floats() : nullptr, stride};
+
+  const BranchBackward branch(a.threads, {grad, a.D, a.S, a.dropout, a.path},
+                              {fc2, a.fc2_bias, a.gamma, M, a.D, a.F},
+                              as_rows(hidden_rows.floats(), stride), of_fc2);
+  const InputGradient to_hidden(a.threads, branch.scaled(), back ? M : 0, fc2, a.D, a.F);
+  const NormGradient norm{{a.x_dtype, a.x, a.x_stride}, a.stats, a.norm_weight, a.D};
+  const NormLinearBackward first_half(a.threads, as_rows(dpre_rows.floats(), stride), norm,
+                                      a.norm_bias, {a.w_dtype, a.fc1_weight, a.D}, M, a.F, &grad,
+                                      of_fc1);
+  run_team(a.threads, [&](const Team& team) {
+    branch.prepare(team);
+    to_hidden.run(team, [&](int64_t m0) { return HiddenEpilogue{a, dpre, hidden, m0}; });
+    branch.run_weight(team);
+    if (through) first_half.run(team);
+  });
+}
+
+}  // namespace vitkern::VITKERN_ISA
