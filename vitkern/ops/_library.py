@@ -226,7 +226,12 @@ def _define_backward(op: Operator) -> None:
 def _differentiate_reference(
     op: Operator, grad: Tensor, args: list[Any], needs: list[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients as functions of the arguments and of grad, for derivatives of higher order."""
+    """Gradients as functions of the arguments and of grad, for derivatives of higher order.
+
+    By aliases: an argument may be a function of another (a branch, of its residual), and the way
+    through that one is not this operator's to differentiate.
+    """
+    args = [a.view_as(a) if need else a for a, need in zip(args, needs, strict=True)]
     wanted = [a for a, need in zip(args, needs, strict=True) if need]
     y = op.reference(*args)[0]
     grads = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
