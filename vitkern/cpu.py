@@ -8,38 +8,28 @@ anything else is copied first. Sizes were checked and results allocated by the c
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, overload
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import _C, cpu_limits, packing, philox
+from . import _C, cpu_blas, packing
+from .cpu_threads import threads
+from .operands import (
+    ACTIVATIONS,
+    DTYPES,
+    IMAGE_DTYPES,
+    Maybe,
+    Results,
+    Sizes,
+    address,
+    dropout,
+    rows,
+    vector,
+)
 
-DTYPES = packing.DTYPES
-IMAGE_DTYPES = {**DTYPES, torch.uint8: _C.DType.u8}
-ACTIVATIONS = {name: getattr(_C.Activation, name) for name in _C.Activation.__members__}
 PRECISIONS = {name: getattr(_C.Precision, name) for name in _C.Precision.__members__}
-_OFF = (0, 0, 1.0)
-
-Sizes = Mapping[str, int]  # axis letters
-Results = Sequence[Tensor]
-Maybe = Tensor | None
-
-_CPUS = cpu_limits.available()
-_C.set_cpus(_CPUS)
-_CHOSEN_BY_TORCH = None if "OMP_NUM_THREADS" in os.environ else torch.get_num_threads()
-
-
-def threads() -> int:
-    """Of the next call: torch's number, which a container's quota bounds unless somebody set it.
-
-    torch counts the CPUs of the affinity mask and knows no quota. OMP_NUM_THREADS and
-    `torch.set_num_threads` are obeyed as they are.
-    """
-    count = torch.get_num_threads()
-    return min(count, _CPUS) if count == _CHOSEN_BY_TORCH else count
 
 
 class _Matrices(NamedTuple):
@@ -58,34 +48,6 @@ def operator_isas() -> list[str]:
     return _C.operator_isas()
 
 
-def rows(t: Tensor) -> tuple[Tensor, int]:
-    """t as (M, last axis) with contiguous rows, in place if possible, and its row stride."""
-    if t.is_contiguous():
-        return t, t.shape[-1]
-    flat = t.reshape(-1, t.shape[-1])
-    if flat.stride(1) != 1 and flat.shape[1] > 1:
-        flat = flat.contiguous()
-    return flat, flat.stride(0)
-
-
-@overload
-def vector(t: Tensor) -> Tensor: ...
-@overload
-def vector(t: None) -> None: ...
-@overload
-def vector(t: Maybe) -> Maybe: ...
-def vector(t: Maybe) -> Maybe:
-    """t in contiguous fp32, itself when it is that already."""
-    if t is None or (t.dtype is torch.float32 and t.is_contiguous()):
-        return t
-    return t.to(torch.float32).contiguous()
-
-
-def address(t: Tensor | None) -> int:
-    """What C++ gets for a tensor: keep t alive until the call returns."""
-    return 0 if t is None else t.data_ptr()  # 0 of an empty tensor, too
-
-
 def _matrices(isa: str, weights: tuple[Tensor, ...], save: bool = False) -> _Matrices:
     """Weight matrices as a kernel gets them: in panels where those are kept (packing.py).
 
@@ -98,12 +60,8 @@ def _matrices(isa: str, weights: tuple[Tensor, ...], save: bool = False) -> _Mat
     return _Matrices([address(one) for one in plain], False, plain)
 
 
-def dropout(p: float, seed: Tensor | None) -> tuple[int, int, float]:
-    """(seed, threshold, scale) of csrc/cpu/kernels.hpp's Dropout."""
-    if not p:
-        return _OFF
-    key = int(philox.given(seed).item()) & (2**64 - 1)
-    return key, philox.threshold(p), philox.scale(p)
+def _trains_by_blas(isa: str, x: Tensor) -> bool:
+    return not isa and x.numel() > 0 and cpu_blas.is_faster()
 
 
 def layernorm(
@@ -123,6 +81,11 @@ def norm_linear(
     n: Sizes, results: Results, x: Tensor, norm_weight: Maybe, norm_bias: Maybe, weight: Tensor,
     bias: Maybe, activation: str, eps: float, save: bool, isa: str = "",
 ) -> None:  # fmt: skip
+    if save and _trains_by_blas(isa, x):
+        cpu_blas.norm_linear(
+            n, results, x, norm_weight, norm_bias, weight, bias, activation, eps
+        )  # fmt: skip
+        return
     x, x_stride = rows(x)
     weights = _matrices(isa, (weight,), save)
     norm_weight, norm_bias, bias = vector(norm_weight), vector(norm_bias), vector(bias)
@@ -188,6 +151,11 @@ def linear_residual(
     n: Sizes, results: Results, x: Tensor, weight: Tensor, bias: Maybe, residual: Tensor,
     gamma: Maybe, dropout_p: float, drop_path_p: float, seed: Maybe, isa: str = "",
 ) -> None:  # fmt: skip
+    if (x.requires_grad or residual.requires_grad) and _trains_by_blas(isa, x):
+        cpu_blas.linear_residual(
+            n, results, x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed
+        )  # fmt: skip
+        return
     (x, x_stride), (residual, residual_stride) = rows(x), rows(residual)
     weights, bias, gamma = _matrices(isa, (weight,)), vector(bias), vector(gamma)
     _C.linear_residual(
@@ -205,6 +173,12 @@ def mlp(
     activation: str, eps: float, dropout_p: float, drop_path_p: float, seed: Maybe, save: bool,
     isa: str = "",
 ) -> None:  # fmt: skip
+    if save and _trains_by_blas(isa, x):
+        cpu_blas.mlp(
+            n, results, x, norm_weight, norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias,
+            gamma, activation, eps, dropout_p, drop_path_p, seed,
+        )  # fmt: skip
+        return
     x, x_stride = rows(x)
     weights = _matrices(isa, (fc1_weight, fc2_weight), save)
     vectors = {

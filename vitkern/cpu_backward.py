@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _C
-from .cpu import (
+from . import _C, cpu_blas
+from .cpu import attention_layout
+from .operands import (
     ACTIVATIONS,
     DTYPES,
     IMAGE_DTYPES,
     Maybe,
     Sizes,
     address,
-    attention_layout,
     dropout,
     rows,
     vector,
@@ -57,6 +57,10 @@ class _Wanted:
         return [self._made[name].to(t.dtype) for name, t in self._given.items()]
 
 
+def _by_blas(isa: str, x: Tensor) -> bool:
+    return not isa and x.numel() > 0 and cpu_blas.is_faster()
+
+
 def layernorm(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
@@ -65,10 +69,10 @@ def layernorm(
     wanted = _Wanted(given, needs)
     (x, x_stride), grad, weight = rows(given["x"]), grad.contiguous(), vector(given["weight"])
     _C.layernorm_backward(
-        isa, threads=torch.get_num_threads(), dtype=DTYPES[x.dtype], grad=address(grad),
-        x=address(x), stats=address(saved[0]), weight=address(weight), dx=wanted.matrix("x"),
-        dweight=wanted.vector("weight"), dbias=wanted.vector("bias"), M=n["M"], D=n["D"],
-        x_stride=x_stride,
+        isa, threads=torch.get_num_threads(), dtype=DTYPES[x.dtype], grad_dtype=DTYPES[grad.dtype],
+        grad=address(grad), x=address(x), stats=address(saved[0]), weight=address(weight), bias=0,
+        onto=0, dx=wanted.matrix("x"), dweight=wanted.vector("weight"),
+        dbias=wanted.vector("bias"), y=0, M=n["M"], D=n["D"], x_stride=x_stride,
     )  # fmt: skip
     return wanted.result()
 
@@ -77,6 +81,8 @@ def norm_linear(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
 ) -> Gradients:  # fmt: skip
+    if _by_blas(isa, args[0]):
+        return cpu_blas.norm_linear_backward(n, grad, args, saved, needs)
     names = ("x", "norm_weight", "norm_bias", "weight", "bias")
     given = dict(zip(names, args, strict=False))
     wanted, activation = _Wanted(given, needs), args[5]
@@ -117,6 +123,8 @@ def linear_residual(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
 ) -> Gradients:  # fmt: skip
+    if _by_blas(isa, args[0]):
+        return cpu_blas.linear_residual_backward(n, grad, args, saved, needs)
     x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed = args
     wanted = _Wanted({"x": x, "weight": weight, "bias": bias, "gamma": gamma}, needs)
     grad, weight = grad.contiguous(), weight.contiguous()
@@ -140,6 +148,8 @@ def mlp(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
 ) -> Gradients:  # fmt: skip
+    if _by_blas(isa, args[0]):
+        return cpu_blas.mlp_backward(n, grad, args, saved, needs)
     layers = ("norm_weight", "norm_bias", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
     given: dict[str, Maybe] = dict(zip(("x", *layers, "gamma"), args, strict=False))
     activation, _, dropout_p, drop_path_p, seed, _ = args[8:]

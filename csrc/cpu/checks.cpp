@@ -195,11 +195,35 @@ void check(const patch_embed_args& a) {
 void check(const layernorm_backward_args& a) {
   const Check c("layernorm_backward");
   c.threads(a.threads);
-  c.dtype("dtype", a.dtype);
+  c.dtype("dtype", a.dtype), c.dtype("grad_dtype", a.grad_dtype);
   c.size("M", a.M), c.size("D", a.D);
-  c.array("grad", a.grad, bytes_of(a.dtype), {a.M, a.D});
+  c.array("grad", a.grad, bytes_of(a.grad_dtype), {a.M, a.D});
   c.array("x", a.x, bytes_of(a.dtype), {Axis{a.M, a.x_stride}, {a.D, 1}});
   c.array("stats", a.stats, kFloat, {a.M, 2});
+}
+
+void check(const hidden_rows_args& a) {
+  const Check c("hidden_rows");
+  c.threads(a.threads);
+  c.dtype("dtype", a.dtype);
+  c.activation(a.activation);
+  c.size("M", a.M), c.size("F", a.F);
+  c.array("pre", a.pre, bytes_of(a.dtype), {a.M, a.F});
+  if (!a.hidden && !a.d) c.refuse("hidden and d are null");
+  if (a.dbias && !a.d) c.refuse("dbias is the sum of d, which is null");
+}
+
+void check(const branch_rows_args& a) {
+  const Check c("branch_rows");
+  c.threads(a.threads);
+  c.dtype("dtype", a.dtype);
+  c.size("M", a.M), c.size("N", a.N), c.size("S", a.S, 1);
+  c.array("x", a.x, kFloat, {a.M, a.N});
+  if (a.y)
+    c.array("residual", a.residual, bytes_of(a.dtype), {Axis{a.M, a.residual_stride}, {a.N, 1}});
+  else
+    c.array("grad", a.grad, bytes_of(a.dtype), {a.M, a.N});
+  if (a.scaled && !a.gamma) c.refuse("scaled is gamma * x, and gamma is null");
 }
 
 void check(const norm_linear_backward_args& a) {

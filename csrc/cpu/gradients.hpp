@@ -45,6 +45,46 @@ inline void sum_columns(const Team& team, const Rows& g, int64_t M, int64_t N, f
   });
 }
 
+// Sums over rows that are at hand one after another: those of kPartRows rows first, then those of
+// all parts. Which rows are a part does not depend on the threads.
+class PartialSums {
+ public:
+  // `kinds` sums of N columns each over M rows.
+  PartialSums(int64_t M, int64_t N, int64_t kinds = 1)
+      : parts_(ceil_div(M, kPartRows)),
+        N_(N),
+        stride_(row_stride(N)),
+        rows_(kinds * parts_ * stride_ * sizeof(float)) {}
+
+  // body(part, rows) for this thread's share of the parts of M rows.
+  template <class Body>
+  static void each_part(const Team& team, int64_t M, const Body& body) {
+    const Range mine = team.share(ceil_div(M, kPartRows));
+    for (int64_t part = mine.begin; part < mine.end; ++part)
+      body(part, Range{part * kPartRows, min(M, (part + 1) * kPartRows)});
+  }
+
+  // Adds a row (N) to the sum of its part.
+  void add(int64_t part, bool first, int64_t kind, const float* row) const {
+    float* const sum = rows_.floats() + (kind * parts_ + part) * stride_;
+    for (int64_t i = 0; i < N_; i += Vec::kLanes) {
+      const Vec v = Vec::load(row + i, N_ - i);
+      (first ? v : Vec::load(sum + i, N_ - i) + v).store(sum + i, N_ - i);
+    }
+  }
+
+  // After a sync: sums (N), whose columns the team shares.
+  void finish(const Team& team, int64_t kind, float* sums) const {
+    sum_columns(team, as_rows(rows_.floats() + kind * parts_ * stride_, stride_), parts_, N_, sums);
+  }
+
+ private:
+  static constexpr int64_t kPartRows = 16;
+
+  const int64_t parts_, N_, stride_;
+  const vitkern::Lease rows_;
+};
+
 // ---- Linear ----------------------------------------------------------------------
 
 // Rows [0, N) of A = the columns n0 .. n0 + N of g (M rows), by a team; `columns` is this thread's

@@ -1,0 +1,40 @@
+// hidden_rows: what stands between an MLP's two matmuls where torch's GEMM computes those. Forward,
+// hidden = dropout(activation(pre)); backward, the gradient of hidden becomes that of pre in place,
+// with hidden computed again and fc1_bias's gradient, in one read and one write of each.
+#include "gradients.hpp"
+#include "kernels.hpp"
+
+namespace vitkern::VITKERN_ISA {
+
+void hidden_rows(const hidden_rows_args& a) {
+  const PartialSums sums(a.dbias ? a.M : 0, a.F);
+  const int64_t room = row_stride(a.F);
+  const Lease lease(a.threads * room * sizeof(float));
+  run_team(a.threads, [&](const Team& team) {
+    float* const kept = lease.floats() + team.rank * room;  // a row of hidden that is not asked for
+    PartialSums::each_part(team, a.M, [&](int64_t part, Range rows) {
+      for (int64_t m = rows.begin; m < rows.end; ++m) {
+        float *const hidden = a.hidden ? a.hidden + m * a.F : kept, *const d = a.d ? a.d + m * a.F
+                                                                                   : nullptr;
+        const uint64_t first = static_cast<uint64_t>(m * a.F);
+        if (d) drop(a.dropout, kHidden, first, d, a.F);
+        for (int64_t i = 0; i < a.F; i += Vec::kLanes) {
+          const Vec pre = load_as(a.dtype, a.pre, m * a.F + i, a.F - i);
+          if (!d) {
+            activate_with_slope(a.activation, pre).value.store(hidden + i, a.F - i);
+            continue;
+          }
+          const auto [value, slope] = activate_with_slope(a.activation, pre);
+          value.store(hidden + i, a.F - i);
+          (Vec::load(d + i, a.F - i) * slope).store(d + i, a.F - i);
+        }
+        if (a.hidden) drop(a.dropout, kHidden, first, hidden, a.F);
+        if (a.dbias) sums.add(part, m == rows.begin, 0, d);
+      }
+    });
+    team.sync();
+    if (a.dbias) sums.finish(team, 0, a.dbias);
+  });
+}
+
+}  // namespace vitkern::VITKERN_ISA
