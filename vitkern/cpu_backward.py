@@ -57,10 +57,6 @@ class _Wanted:
         return [self._made[name].to(t.dtype) for name, t in self._given.items()]
 
 
-def _by_blas(isa: str, x: Tensor) -> bool:
-    return not isa and x.numel() > 0 and cpu_blas.is_faster()
-
-
 def layernorm(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
@@ -81,7 +77,7 @@ def norm_linear(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
 ) -> Gradients:  # fmt: skip
-    if _by_blas(isa, args[0]):
+    if cpu_blas.serves(isa, args[0]):
         return cpu_blas.norm_linear_backward(n, grad, args, saved, needs)
     names = ("x", "norm_weight", "norm_bias", "weight", "bias")
     given = dict(zip(names, args, strict=False))
@@ -123,7 +119,7 @@ def linear_residual(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
 ) -> Gradients:  # fmt: skip
-    if _by_blas(isa, args[0]):
+    if cpu_blas.serves(isa, args[0]):
         return cpu_blas.linear_residual_backward(n, grad, args, saved, needs)
     x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed = args
     wanted = _Wanted({"x": x, "weight": weight, "bias": bias, "gamma": gamma}, needs)
@@ -148,7 +144,7 @@ def mlp(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
 ) -> Gradients:  # fmt: skip
-    if _by_blas(isa, args[0]):
+    if cpu_blas.serves(isa, args[0]):
         return cpu_blas.mlp_backward(n, grad, args, saved, needs)
     layers = ("norm_weight", "norm_bias", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
     given: dict[str, Maybe] = dict(zip(("x", *layers, "gamma"), args, strict=False))

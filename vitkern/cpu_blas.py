@@ -38,9 +38,13 @@ Needs = frozenset[str]
 Mask = tuple[int, int, float]
 
 
+def serves(isa: str, x: Tensor) -> bool:
+    """Whether a training step with these rows is computed here; isa: the one asked for, or ""."""
+    return not isa and x.numel() > 0 and _is_faster()
+
+
 @functools.cache
-def is_faster() -> bool:
-    """Whether this machine's torch.mm is, in fp32."""
+def _is_faster() -> bool:
     return _C.features()["isa"] != "amx"
 
 
