@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from ..config import ViTConfig
-from .towers import Reading
+from .towers import Reading, affine
 
 
 def reader(module: nn.Module) -> Callable[[Any], Reading] | None:
@@ -37,21 +37,17 @@ def _read(model: Any) -> Reading:
     )
     named: dict[str, Tensor] = {"cls_token": model.class_token}
     named["pos_embed"] = model.encoder.pos_embedding
-    named |= _of("patch_embed.proj", proj) | _of("norm", model.encoder.ln)
+    named |= affine("patch_embed.proj", proj) | affine("norm", model.encoder.ln)
     for i, layer in enumerate(layers):
         at, attention, (fc1, act, _, fc2, *_) = f"blocks.{i}.", layer.self_attention, layer.mlp
         if type(act) is not nn.GELU or attention.in_proj_weight is None:
             _refuse(f"layer {i} has another activation than GELU or another attention")
         named[f"{at}attn.qkv.weight"] = attention.in_proj_weight
         named[f"{at}attn.qkv.bias"] = attention.in_proj_bias
-        named |= _of(f"{at}attn.proj", attention.out_proj)
-        named |= _of(f"{at}norm1", layer.ln_1) | _of(f"{at}norm2", layer.ln_2)
-        named |= _of(f"{at}mlp.fc1", fc1) | _of(f"{at}mlp.fc2", fc2)
+        named |= affine(f"{at}attn.proj", attention.out_proj)
+        named |= affine(f"{at}norm1", layer.ln_1) | affine(f"{at}norm2", layer.ln_2)
+        named |= affine(f"{at}mlp.fc1", fc1) | affine(f"{at}mlp.fc2", fc2)
     return Reading(config, named, _finish)
-
-
-def _of(name: str, module: Any) -> dict[str, Tensor]:
-    return {f"{name}.weight": module.weight, f"{name}.bias": module.bias}
 
 
 def _finish(model: Any, tokens: Tensor) -> Tensor:

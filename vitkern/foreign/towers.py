@@ -28,6 +28,11 @@ class Reading(NamedTuple):
     finish: Callable[[Any, Tensor], Any]  # (encoder, tokens (B, S, D)) to what its forward returns
 
 
+def affine(name: str, module: Any) -> dict[str, Tensor]:
+    """Weight and bias of a foreign norm or linear layer, by vitkern's name for it."""
+    return {f"{name}.weight": module.weight, f"{name}.bias": module.bias}
+
+
 class Tower:
     """The forward of an encoder, by a ViT where that gives the same.
 

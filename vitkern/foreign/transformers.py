@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ViTConfig
-from .towers import Reading
+from .towers import Reading, affine
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -127,11 +127,11 @@ def _ends(encoder: Any, config: ViTConfig) -> dict[str, Tensor]:
         position = torch.cat([position[:, :1], none, position[:, 1:]], 1)
     named["pos_embed"] = position
     if config.pre_norm:
-        named |= _of("norm_pre", encoder.pre_layrnorm)
+        named |= affine("norm_pre", encoder.pre_layrnorm)
     elif hasattr(encoder, "post_layernorm"):
-        named |= _of("norm", encoder.post_layernorm)
+        named |= affine("norm", encoder.post_layernorm)
     else:
-        named |= _of("norm", encoder.layernorm)
+        named |= affine("norm", encoder.layernorm)
     return named
 
 
@@ -150,20 +150,16 @@ def _blocks(encoder: Any) -> dict[str, Tensor]:
         linears = (*parts, out, layer.mlp.fc1, layer.mlp.fc2)
         if any(type(linear) is not nn.Linear for linear in linears):
             _refuse(f"layer {i} has another module than nn.Linear; merge adapters first")
-        named |= _of(f"{at}norm1", norms[0]) | _of(f"{at}norm2", norms[1])
+        named |= affine(f"{at}norm1", norms[0]) | affine(f"{at}norm2", norms[1])
         named[f"{at}attn.qkv.weight"] = torch.cat([part.weight for part in parts])
         if parts[0].bias is not None:
             named[f"{at}attn.qkv.bias"] = torch.cat([part.bias for part in parts])
-        named |= _of(f"{at}attn.proj", out)
-        named |= _of(f"{at}mlp.fc1", layer.mlp.fc1) | _of(f"{at}mlp.fc2", layer.mlp.fc2)
+        named |= affine(f"{at}attn.proj", out)
+        named |= affine(f"{at}mlp.fc1", layer.mlp.fc1) | affine(f"{at}mlp.fc2", layer.mlp.fc2)
         if hasattr(layer, "layer_scale1"):
             named[f"{at}ls1.gamma"] = layer.layer_scale1.lambda1
             named[f"{at}ls2.gamma"] = layer.layer_scale2.lambda1
     return named
-
-
-def _of(name: str, module: Any) -> dict[str, Tensor]:
-    return {f"{name}.weight": module.weight, f"{name}.bias": module.bias}
 
 
 def _finish(encoder: Any, tokens: Tensor) -> Any:
