@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import _C, cpu_blas
 from .cpu import attention_layout
+from .cpu_threads import threads
 from .operands import (
     ACTIVATIONS,
     DTYPES,
@@ -65,7 +66,7 @@ def layernorm(
     wanted = _Wanted(given, needs)
     (x, x_stride), grad, weight = rows(given["x"]), grad.contiguous(), vector(given["weight"])
     _C.layernorm_backward(
-        isa, threads=torch.get_num_threads(), dtype=DTYPES[x.dtype], grad_dtype=DTYPES[grad.dtype],
+        isa, threads=threads(), dtype=DTYPES[x.dtype], grad_dtype=DTYPES[grad.dtype],
         grad=address(grad), x=address(x), stats=address(saved[0]), weight=address(weight), bias=0,
         onto=0, dx=wanted.matrix("x"), dweight=wanted.vector("weight"),
         dbias=wanted.vector("bias"), y=0, M=n["M"], D=n["D"], x_stride=x_stride,
@@ -86,7 +87,7 @@ def norm_linear(
     norm_weight, norm_bias = vector(given["norm_weight"]), vector(given["norm_bias"])
     stats, pre = saved
     _C.norm_linear_backward(
-        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
+        isa, threads=threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
         grad=address(grad), x=address(x), stats=address(stats), norm_weight=address(norm_weight),
         norm_bias=address(norm_bias), weight=address(weight), pre=address(pre),
         dx=wanted.matrix("x"), dnorm_weight=wanted.vector("norm_weight"),
@@ -107,7 +108,7 @@ def attention(
     wanted, grad = _Wanted({"qkv": qkv}, needs), grad.contiguous()
     tensors, layout = attention_layout(n, qkv, bias, offsets)
     _C.attention_backward(
-        isa, threads=torch.get_num_threads(), dtype=DTYPES[qkv.dtype], grad=address(grad),
+        isa, threads=threads(), dtype=DTYPES[qkv.dtype], grad=address(grad),
         dqkv=wanted.matrix("qkv"), B=n["B"], S=n["S"], H=n["H"], E=n["E"], scale=scale,
         dropout=dropout(dropout_p, seed), **{name: address(t) for name, t in tensors.items()},
         **layout,
@@ -126,7 +127,7 @@ def linear_residual(
     grad, weight = grad.contiguous(), weight.contiguous()
     (x, x_stride), bias, gamma = rows(x), vector(bias), vector(gamma)
     _C.linear_residual_backward(
-        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
+        isa, threads=threads(), x_dtype=DTYPES[x.dtype], w_dtype=DTYPES[weight.dtype],
         y_dtype=DTYPES[residual.dtype], grad=address(grad), x=address(x), weight=address(weight),
         bias=address(bias), gamma=address(gamma), dx=wanted.matrix("x"),
         dweight=wanted.matrix("weight"), dbias=wanted.vector("bias"),
@@ -157,7 +158,7 @@ def mlp(
     }
     stats, pre = saved
     _C.mlp_backward(
-        isa, threads=torch.get_num_threads(), x_dtype=DTYPES[x.dtype],
+        isa, threads=threads(), x_dtype=DTYPES[x.dtype],
         w_dtype=DTYPES[fc1_weight.dtype], grad=address(grad), x=address(x), stats=address(stats),
         pre=address(pre), fc1_weight=address(fc1_weight), fc2_weight=address(fc2_weight),
         dx=wanted.matrix("x"), dnorm_weight=wanted.vector("norm_weight"),
@@ -182,7 +183,7 @@ def patch_embed(
     wanted, grad, mean, std = _Wanted(given, needs), grad.contiguous(), vector(mean), vector(std)
     b_stride, c_stride, y_stride, x_stride = image.stride()
     _C.patch_embed_backward(
-        isa, threads=torch.get_num_threads(), image_dtype=IMAGE_DTYPES[image.dtype],
+        isa, threads=threads(), image_dtype=IMAGE_DTYPES[image.dtype],
         w_dtype=DTYPES[weight.dtype], grad=address(grad), image=address(image), mean=address(mean),
         std=address(std), dweight=wanted.matrix("weight"), dbias=wanted.vector("bias"),
         dprefix=wanted.vector("prefix"), dposition=wanted.vector("position"), B=n["B"], C=n["C"],

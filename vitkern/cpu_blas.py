@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _C
+from .cpu_threads import threads
 from .operands import (
     ACTIVATIONS,
     DTYPES,
@@ -113,7 +114,7 @@ def _normed(x: Tensor, weight: Maybe, bias: Maybe, eps: float, stats: Tensor) ->
     weight, bias = vector(weight), vector(bias)
     h = torch.empty(x.shape[:-1].numel(), x.shape[-1])
     _C.layernorm(
-        "", threads=torch.get_num_threads(), dtype=_C.DType.f32, x=address(x),
+        "", threads=threads(), dtype=_C.DType.f32, x=address(x),
         weight=address(weight), bias=address(bias), y=address(h), stats=address(stats),
         M=h.shape[0], D=h.shape[1], x_stride=x_stride, eps=eps,
     )  # fmt: skip
@@ -136,7 +137,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Maybe, out: Tensor) -> Tensor:
 def _hidden(pre: Tensor, activation: str, mask: Mask) -> Tensor:
     hidden = torch.empty(pre.shape)
     _C.hidden_rows(
-        "", threads=torch.get_num_threads(), dtype=_C.DType.f32, pre=address(pre),
+        "", threads=threads(), dtype=_C.DType.f32, pre=address(pre),
         hidden=address(hidden), d=0, dbias=0, M=pre.shape[0], F=pre.shape[1],
         activation=ACTIVATIONS[activation], dropout=mask,
     )  # fmt: skip
@@ -160,7 +161,7 @@ def _join(
         return
     sums, bias, gamma = torch.mm(x, across), vector(bias), vector(gamma)
     _C.branch_rows(
-        "", threads=torch.get_num_threads(), dtype=DTYPES[y.dtype], x=address(sums),
+        "", threads=threads(), dtype=DTYPES[y.dtype], x=address(sums),
         bias=address(bias), gamma=address(gamma), residual=address(residual), y=address(y), grad=0,
         scaled=0, M=sums.shape[0], N=N, S=S, residual_stride=residual_stride, dropout=masks[0],
         path=masks[1],
@@ -238,7 +239,7 @@ def _branch_backward(
         raw = torch.empty(grad.shape)
         scaled = None if gamma is None else torch.empty(grad.shape)
         _C.branch_rows(
-            "", threads=torch.get_num_threads(), dtype=DTYPES[grad.dtype], x=address(raw), bias=0,
+            "", threads=threads(), dtype=DTYPES[grad.dtype], x=address(raw), bias=0,
             gamma=address(gamma), residual=0, y=0, grad=address(grad), scaled=address(scaled),
             M=grad.shape[0], N=grad.shape[1], S=S, residual_stride=0, dropout=masks[0],
             path=masks[1],
@@ -279,7 +280,7 @@ def _hidden_backward(
     F = pre.shape[-1]
     pre, dbias = pre.contiguous(), torch.empty(F)
     _C.hidden_rows(
-        "", threads=torch.get_num_threads(), dtype=DTYPES[pre.dtype], pre=address(pre),
+        "", threads=threads(), dtype=DTYPES[pre.dtype], pre=address(pre),
         hidden=address(hidden), d=address(d), dbias=0 if d is None else address(dbias),
         M=pre.numel() // F, F=F, activation=ACTIVATIONS[activation], dropout=mask,
     )  # fmt: skip
@@ -309,7 +310,7 @@ def _norm_linear_backward(
     source, x_stride = rows(x)
     onto = None if onto is None else onto.contiguous()
     _C.layernorm_backward(
-        "", threads=torch.get_num_threads(), dtype=DTYPES[x.dtype], grad_dtype=_C.DType.f32,
+        "", threads=threads(), dtype=DTYPES[x.dtype], grad_dtype=_C.DType.f32,
         grad=address(dh), x=address(source), stats=address(stats), weight=address(norm_weight),
         bias=address(norm_bias), onto=address(onto), dx=address(room["x"]),
         dweight=address(room["norm_weight"]), dbias=address(room["norm_bias"]),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from vitkern import _C, ViT, ViTConfig, cpu, cpu_limits
+from vitkern import _C, ViT, ViTConfig, cpu, cpu_limits, cpu_threads
 from vitkern.engines.cpu import CpuEngine
 from vitkern.precision import CHOICES
 
@@ -336,13 +336,13 @@ def test_available_cpus_are_those_of_mask_and_quota(tmp_path, monkeypatch):
 
 
 def test_a_quota_bounds_the_number_that_torch_chose(monkeypatch):
-    monkeypatch.setattr(cpu, "_CPUS", 3)
-    monkeypatch.setattr(cpu, "_CHOSEN_BY_TORCH", 8)
+    monkeypatch.setattr(cpu_threads, "_CPUS", 3)
+    monkeypatch.setattr(cpu_threads, "_CHOSEN_BY_TORCH", 8)
     torch.set_num_threads(8)
     assert cpu.threads() == 3
     for asked in (2, 5, 16):  # somebody's own choice
         torch.set_num_threads(asked)
         assert cpu.threads() == asked
-    monkeypatch.setattr(cpu, "_CHOSEN_BY_TORCH", None)  # OMP_NUM_THREADS
+    monkeypatch.setattr(cpu_threads, "_CHOSEN_BY_TORCH", None)  # OMP_NUM_THREADS
     torch.set_num_threads(8)
     assert cpu.threads() == 8
