@@ -10,14 +10,20 @@ from . import _C, cpu_limits
 
 _CPUS = cpu_limits.available()
 _C.set_cpus(_CPUS)
-_CHOSEN_BY_TORCH = None if "OMP_NUM_THREADS" in os.environ else torch.get_num_threads()
+# torch's own choice is the mask's CPUs, or half of them where cores have two threads. Any other
+# number was somebody's, even before this module was loaded.
+_MASK = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_NOW = torch.get_num_threads()
+_BY_TORCH = "OMP_NUM_THREADS" not in os.environ and _NOW in (_MASK, _MASK // 2)
+_CHOSEN_BY_TORCH = _NOW if _BY_TORCH else None
 
 
 def threads() -> int:
     """Of the next call: torch's number, which a container's quota bounds unless somebody set it.
 
     torch counts the CPUs of the affinity mask and knows no quota. OMP_NUM_THREADS and
-    `torch.set_num_threads` are obeyed as they are.
+    `torch.set_num_threads` are obeyed as they are, unless they say what torch chose itself. What
+    PyTorch computes beside (training's GEMMs, a stem's convolutions) is not bounded.
     """
     count = torch.get_num_threads()
     return min(count, _CPUS) if count == _CHOSEN_BY_TORCH else count

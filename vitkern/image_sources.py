@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import glob
+import http.client
 import pathlib
 import sys
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ def _download(address: str) -> bytes:
     try:
         with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
             return _at_most(answer, address)
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+    except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
         raise OSError(f"{address}: cannot be fetched ({why})") from error
 

@@ -61,15 +61,16 @@ def each_map(
     if not chosen:
         return
     model.check_weights("attention_maps")
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()  # no dropout in the rows between blocks
     try:
         entering = _entering_rows(model, images, chosen)
-        grid = [side // model.config.patch_pixels for side in images.shape[2:]]
-        for layer, x in zip(chosen, entering, strict=True):
-            yield layer, _weights(model, layer, x, (grid[0], grid[1]))
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
+    grid = [side // model.config.patch_pixels for side in images.shape[2:]]
+    for layer, x in zip(chosen, entering, strict=True):
+        yield layer, _weights(model, layer, x, (grid[0], grid[1]))
 
 
 def _entering_rows(model: ViT, images: Tensor, layers: Sequence[int]) -> list[Tensor]:

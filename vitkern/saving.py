@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,13 @@ def _replace(path: Path, write: Any) -> None:
     """The file is there wholly or not at all; a model that is mapped from it keeps its memory."""
     if path.is_dir():
         raise IsADirectoryError(f"{WHO}: {path} is a directory; expected the name of a file")
-    beside = path.with_name(path.name + ".new")
-    try:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as folder:
+        beside = Path(folder) / path.name
+        beside.touch()  # with the permissions of a new file, which safetensors would not give
+        mode = beside.stat().st_mode
         write(beside)
-        mask = os.umask(0)  # the way to ask for it is to set it
-        os.umask(mask)
-        os.chmod(beside, 0o666 & ~mask)  # safetensors lets nobody else read it
+        os.chmod(beside, mode)
         os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 __all__ = ["save"]

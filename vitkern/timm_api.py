@@ -109,7 +109,7 @@ class TimmApi(nn.Module):
     @property
     def feature_info(self) -> list[dict[str, Any]]:
         """Where `features_only` wrappers find features: a row for each block."""
-        size = dict(num_chs=self.config.width, reduction=self.config.patch_size)
+        size = dict(num_chs=self.config.width, reduction=self.config.patch_pixels)
         return [dict(module=f"blocks.{i}", **size) for i in range(len(self.blocks))]
 
     # ---- features ----
@@ -189,7 +189,7 @@ class TimmApi(nn.Module):
             )
         if attn_mask is None and not is_causal:
             return None
-        p, (Y, X) = self.config.patch_size, image.shape[2:]
+        p, (Y, X) = self.config.patch_pixels, image.shape[2:]
         S, like = self.config.prefix_tokens + (Y // p) * (X // p), self.patch_embed_weight
         if is_causal:  # in timm, too, it takes precedence
             return torch.full((S, S), -torch.inf, dtype=like.dtype, device=like.device).triu(1)

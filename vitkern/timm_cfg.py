@@ -13,14 +13,13 @@ def described(c: ViTConfig, name: str) -> dict[str, Any]:
 
     timm is not imported for it: whoever reads a `pretrained_cfg` has it loaded.
     """
-    p, grid = c.patch_size, c.grid
-    size = (c.channels, p * grid[0], p * grid[1])
+    size = (c.channels, *c.pixels)
     known = _timms(name.removeprefix("timm/"))
     own: dict[str, Any] = {
         "input_size": size,
         "num_classes": c.classes,
         "fixed_input_size": not c.dynamic_image_size,
-        "first_conv": "patch_embed.proj",
+        "first_conv": "patch_embed.proj" if c.stem == "none" else "patch_embed.backbone.0",
         "classifier": "head",
     }
     if c.mean is not None:

@@ -12,8 +12,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-
 from .config import ViTConfig
 from .model import ViT
 from .weights import timm
@@ -46,8 +44,8 @@ def metadata(config: ViTConfig, classes: Sequence[str], eval_crop: float) -> dic
 def is_one(path: str | os.PathLike[str]) -> bool:
     """Whether a file is of this kind, by its contents."""
     try:
-        return ENTRY in _metadata(path)
-    except (ValueError, OSError):
+        return "classes" in json.loads(_metadata(path)[ENTRY])
+    except (ValueError, OSError, KeyError, TypeError):
         return False
 
 
@@ -61,13 +59,15 @@ def read(path: str | os.PathLike[str]) -> Trained:
         raise ValueError(f"{path}: not a model that vitkern train wrote ({error})") from error
     if len(names) != config.classes:
         raise ValueError(f"{path}: {len(names)} names for the model's {config.classes} classes")
-    model = ViT(config)
-    tensors: dict[str, Tensor] = {name: t.float() for name, t in timm.read(path).items()}
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(f"{path}: its tensors are not its model's: {error}") from error
-    return Trained(model.eval(), names, eval_crop)
+    tensors = timm.read(path)
+    model = ViT(config, device="meta")  # compared before anything of its size is allocated
+    wanted = {name: p.shape for name, p in model.named_parameters()}
+    odd = sorted(wanted.keys() ^ tensors.keys())
+    odd = odd or [name for name, shape in wanted.items() if tensors[name].shape != shape]
+    if odd:
+        raise ValueError(f"{path}: its tensors are not its model's: {', '.join(odd[:3])}, ...")
+    model.load_state_dict({name: t.float() for name, t in tensors.items()}, assign=True)
+    return Trained(model.eval().requires_grad_(), names, eval_crop)
 
 
 def shipped() -> Trained:

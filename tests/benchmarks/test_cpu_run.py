@@ -54,7 +54,7 @@ def test_rows_hold_what_a_claim_needs(measured):
     assert row["us_p20"] <= row["us"] <= row["us_p80"]
     assert row["gflops"] > 0 and row["gbs"] > 0 and row["rounds"] >= 3
     assert row["multiply_gflops"] > row["gflops"]
-    assert row["ratio"] == pytest.approx(providers["torch"]["us"] / row["us"], rel=0.01)
+    assert row["ratio"] == pytest.approx(providers["torch"]["us"] / row["us"], rel=0.01, abs=0.001)
     assert {"cpu", "isa", "threads", "torch"} <= row["machine"].keys()
     assert row["commit"] and row["date"]
 

@@ -164,7 +164,7 @@ def test_refuses(capsys, said, weights, photo, tmp_path):
     places["names"].write_text('["one"]')
     places["other"] = tmp_path / "other.safetensors"
     tensors = {"head.weight": torch.zeros(3, 4)}
-    safetensors.save_file(tensors, places["other"], {trained_file.ENTRY: "{}"})
+    safetensors.save_file(tensors, places["other"], {trained_file.ENTRY: '{"classes": []}'})
     words = [word.format(**places) for word in REFUSED[said]]
     extra = [] if "--weights" in words else ["--weights", weights]
     status, out, err = run(capsys, *words, *extra)
@@ -190,3 +190,82 @@ def test_names_and_classes_must_agree(tmp_path):
 
 def test_classify_is_the_same_command():
     assert predict.ALIASES == ("classify",)
+
+
+# ---- the model that the package brings ----
+
+
+def test_the_own_model_answers_without_weights(capsys, photo):
+    (answer,) = answers(capsys, photo, "--top", 10)
+    names = [top["label"] for top in answer["top"]]
+    assert sorted(names) == sorted(trained_file.shipped().classes) and "cat" in names
+    assert sum(top["probability"] for top in answer["top"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_own_model_is_small():
+    parameters = sum(p.numel() for p in trained_file.shipped().model.parameters())
+    assert trained_file.SHIPPED.stat().st_size < 3e6 and parameters < 1.5e6
+
+
+def test_the_own_model_knows_a_cat(capsys, shared_data):
+    (answer,) = answers(capsys, shared_data / "images" / "free" / "chelsea.png")
+    assert answer["top"][0]["label"] == "cat"
+
+
+def test_an_installation_without_the_model_says_so(capsys, photo, monkeypatch, tmp_path):
+    monkeypatch.setattr(trained_file, "SHIPPED", tmp_path / "none.safetensors")
+    status, _, err = run(capsys, photo)
+    assert status == 2 and "this installation lacks none.safetensors" in err
+    status, _, err = run(capsys, photo, "--model", "B/16")
+    assert status == 2 and "names the architecture of --weights" in err
+
+
+# ---- files that vitkern itself wrote ----
+
+
+def test_saved_models_bring_their_own_normalisation(capsys, photo, tmp_path):
+    import vitkern
+
+    sizes = {"image_size": 32, "depth": 2, "classes": 3}
+    model = ViT("Ti/16", mean=(0.5,) * 3, std=(0.5,) * 3, **sizes).eval()
+    torch.nn.init.normal_(model.head.weight)
+    vitkern.save(model, tmp_path / "a.safetensors")
+    vitkern.save(model, tmp_path / "hf", "huggingface")
+    vitkern.save_packed(model, tmp_path / "packed.safetensors")
+    for name in ("a.safetensors", "hf", "packed.safetensors"):
+        given = ("--weights", tmp_path / name)
+        own = answers(capsys, photo, *given)
+        assert own == answers(capsys, photo, *given, "--normalisation", "half"), name
+        assert own != answers(capsys, photo, *given, "--normalisation", "imagenet"), name
+
+
+def test_a_stem_is_saved_and_loaded(tmp_path, weights):
+    import vitkern
+
+    model = trained_file.read(weights).model
+    vitkern.save(model, tmp_path / "stem.safetensors")
+    again = vitkern.load(tmp_path / "stem.safetensors")
+    assert again.config == model.config
+    image = torch.randn(2, 3, 16, 16)
+    with torch.inference_mode():
+        assert torch.equal(again.eval()(image), model(image))
+
+
+def test_absurd_configurations_allocate_nothing(tmp_path):
+    import json
+    import resource
+
+    config = {"width": 16384, "depth": 64, "heads": 16, "mlp_width": 1 << 18, "classes": 3}
+    about = {"config": config, "classes": NAMES}
+    path = tmp_path / "absurd.safetensors"
+    safetensors.save_file({"x": torch.zeros(1)}, path, {trained_file.ENTRY: json.dumps(about)})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="its tensors are not its model's"):
+        trained_file.read(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+@pytest.mark.parametrize("address", ["http://localhost:abc/x.jpg", "http://[::1/x.jpg"])
+def test_bad_addresses_are_one_line(capsys, weights, photo, address):
+    status, _, err = run(capsys, address, photo, "--weights", weights)
+    assert status in (1, 2) and err.count("\n") == 1 and "Traceback" not in err

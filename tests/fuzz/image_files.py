@@ -1,4 +1,4 @@
-"""Damaged photographs, through `vitkern.image_files` and `vitkern classify`."""
+"""Damaged photographs, through `vitkern.image_files` and `vitkern predict`."""
 
 from __future__ import annotations
 

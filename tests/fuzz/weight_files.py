@@ -1,4 +1,4 @@
-"""Damaged checkpoints and class lists, through the library's loader and `vitkern classify`."""
+"""Damaged checkpoints and class lists, through the library's loader and `vitkern predict`."""
 
 from __future__ import annotations
 

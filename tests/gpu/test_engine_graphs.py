@@ -13,7 +13,7 @@ from tests.evidence.interpreter import Interpreter
 from tests.gpu import stand_in
 from tests.model.tiny_models import picture, tiny
 from tests.threads import run_together
-from vitkern import ViT, dispatch
+from vitkern import ViT, explanation
 from vitkern.engines import base, gpu
 from vitkern.gpu import launch
 
@@ -163,7 +163,7 @@ def test_explain_says_it(engine, monkeypatch):
     model = engine.model
     monkeypatch.setattr(base, "engine_class", lambda device: lambda *_: engine)
     monkeypatch.setattr(ViT, "device", torch.device("cuda", 0))
-    monkeypatch.setattr(dispatch, "_gpu_kernels", lambda model: "pretended")
+    monkeypatch.setattr(explanation, "_gpu_kernels", lambda model: "pretended")
     assert "CUDA graphs" not in model.explain(), "there is no engine yet"
     model.engines.ready("bf16")
     assert "\nCUDA graphs: from the second forward of a shape on; 0 so far" in model.explain()

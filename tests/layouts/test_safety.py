@@ -275,3 +275,11 @@ def test_crc_of_the_bomb_s_builder():
     """`member` builds archives that are whole, but for the size."""
     with zipfile.ZipFile(io.BytesIO(member("a", b"hello"))) as archive:
         assert archive.read("a") == b"hello" and archive.getinfo("a").CRC == zlib.crc32(b"hello")
+
+
+def test_an_adapter_of_itself_is_refused(tmp_path):
+    about = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(about))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="adapter of another one"):
+        vitkern.load(tmp_path)

@@ -149,3 +149,21 @@ def test_a_position_is_most_like_itself():
     torch.testing.assert_close(same, torch.ones(24))
     assert found.abs().max() <= 1 + 1e-5
     assert inspection.position_similarity(tiny(position="none")) is None
+
+
+def test_frozen_parts_stay_frozen():
+    model = tiny(dropout=0.5).train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    inspection.rollout(model, picture(model, B=1))
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_masks_and_timms_numbers_know_the_stem():
+    model = tiny(**OPTIONS["stem-patches"])
+    S, image = model.config.tokens, picture(model, B=1)
+    mask = torch.ones(S, S, dtype=torch.bool)
+    torch.testing.assert_close(model(image, attn_mask=mask), model(image), atol=1e-5, rtol=1e-4)
+    assert model.feature_info[0]["reduction"] == 16
+    assert model.pretrained_cfg["input_size"] == (3, 48, 32)
+    assert model.pretrained_cfg["first_conv"] == "patch_embed.backbone.0"

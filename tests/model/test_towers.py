@@ -165,3 +165,34 @@ def test_outputs_are_torchvisions(changes):
         torch.testing.assert_close(ours(image), theirs(image), rtol=1e-4, atol=1e-4)
         assert "path: engine" in ours.forward.vit.explain()
     torch.testing.assert_close(ours(image), theirs(image))
+
+
+def replace_activation(layer):
+    layer.mlp.activation_fn = torch.nn.ReLU()
+
+
+def replace_forward(layer):
+    layer.forward = lambda x, *_, **__: x
+
+
+def change_eps(layer):
+    next(m for m in layer.modules() if isinstance(m, torch.nn.LayerNorm)).eps = 0.5
+
+
+@pytest.mark.parametrize("change", [replace_activation, replace_forward, change_eps])
+@pytest.mark.parametrize("name", ["ViT", "DINOv2", "CLIP"])
+def test_models_that_somebody_changed_are_refused(name, change):
+    model = randomised(MODELS[name]())
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    change(layers[0][1])
+    with pytest.raises(ValueError, match="accelerate: "):
+        vitkern.accelerate(model)
+
+
+def test_tuples_stay_tuples():
+    model = randomised(of("ViTModel", "ViTConfig", return_dict=False))
+    pixels = images(model)
+    with torch.inference_mode():
+        got, wanted = vitkern.accelerate(model)(pixels), model(pixels)
+    assert type(got) is type(wanted) is tuple
+    torch.testing.assert_close(got[0], wanted[0], rtol=1e-4, atol=1e-4)

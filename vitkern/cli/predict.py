@@ -132,16 +132,16 @@ def open_predictor(given: argparse.Namespace) -> Predictor:
             raise ValueError("--model names the architecture of --weights: give both")
         path = given.weights or trained_file.SHIPPED
         model, names, crop = trained_file.read(path) if given.weights else trained_file.shipped()
-        c = model.config
-        own = (c.mean, c.std) if c.mean is not None and c.std is not None else None
-        if c.channels != 3:
-            raise ValueError(f"{path}: a model of {c.channels} channels; photographs have 3")
         if given.classes is not None:
-            names = class_names(given.classes, c.classes)
+            names = class_names(given.classes, model.config.classes)
     else:
-        path, crop, own = given.weights, CROP_SHARE, None
+        path, crop = given.weights, CROP_SHARE
         model = read_model(path, given.model)
         names = class_names(given.classes, model.config.classes)
+    c = model.config
+    own = (c.mean, c.std) if c.mean is not None and c.std is not None else None
+    if c.channels != 3:
+        raise ValueError(f"{path}: a model of {c.channels} channels; photographs have 3")
     pixels = asked or own or NORMALISATIONS["imagenet"]
     return Predictor(accelerate(model, given.precision), names, pixels, crop, str(path))
 
@@ -195,10 +195,11 @@ def predict(
 
 def read_model(path: pathlib.Path, name: str | None) -> ViT:
     """The model of a checkpoint: by shapes in timm's layout, else as `vitkern.load` finds it."""
-    from ..weights import timm
+    from ..weights import files, timm
     from ..weights.layouts import detect
 
-    if not path.is_dir():
+    said = {} if path.is_dir() or name else files.metadata(path)
+    if not path.is_dir() and "config" not in said and "vitkern" not in said:  # vitkern's own
         state = timm.read(path)
         found = detect(state)
         if name or found is None or found[0].name == "timm":

@@ -40,8 +40,13 @@ def _read(model: Any) -> Reading:
     named |= affine("patch_embed.proj", proj) | affine("norm", model.encoder.ln)
     for i, layer in enumerate(layers):
         at, attention, (fc1, act, _, fc2, *_) = f"blocks.{i}.", layer.self_attention, layer.mlp
-        if type(act) is not nn.GELU or attention.in_proj_weight is None:
-            _refuse(f"layer {i} has another activation than GELU or another attention")
+        if type(act) is not nn.GELU or act.approximate != "none":
+            _refuse(f"layer {i} has another activation than exact GELU")
+        if attention.in_proj_weight is None:
+            _refuse(f"layer {i} has another attention than torchvision's own")
+        for norm in (layer.ln_1, layer.ln_2):
+            if not isinstance(norm, nn.LayerNorm) or norm.eps != config.norm_eps:
+                _refuse(f"layer {i} has another norm, or another eps, than the last one")
         named[f"{at}attn.qkv.weight"] = attention.in_proj_weight
         named[f"{at}attn.qkv.bias"] = attention.in_proj_bias
         named |= affine(f"{at}attn.proj", attention.out_proj)

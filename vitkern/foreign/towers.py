@@ -76,10 +76,11 @@ class Tower:
         c = getattr(self.encoder, "config", None)
         if (
             any(getattr(c, name, False) for name in _OUTPUTS)
+            or getattr(c, "return_dict", True) is False
             or _size(self.encoder) != image.shape[2:]
         ):
             return False
-        return not any(map(_is_listened_to, self.encoder.modules()))
+        return not any(_is_listened_to(m) or _is_replaced(m) for m in self.encoder.modules())
 
 
 _OUTPUTS = ("output_hidden_states", "output_attentions")
@@ -104,6 +105,10 @@ def _is_listened_to(module: nn.Module) -> bool:
     """Whether a module has hooks; transformers' own, which wait to be asked, do not count."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return any("output_capturing" not in getattr(hook, "__module__", "") for hook in hooks)
+
+
+def _is_replaced(module: nn.Module) -> bool:
+    return "forward" in module.__dict__ and not isinstance(module.__dict__["forward"], Tower)
 
 
 def _built(reading: Reading, precision: str | None) -> tuple[Callable[[Any, Tensor], Any], ViT]:
@@ -135,6 +140,12 @@ def accelerated(
     found = [(name, read) for name, m in model.named_modules() if (read := reader(m)) is not None]
     if not found:
         raise ValueError(f"accelerate: a {type(model).__name__} has no encoder that vitkern knows")
+    for name, module in model.named_modules():
+        if _is_replaced(module):
+            raise ValueError(
+                f"accelerate: {name or 'the model'}.forward was replaced, and the result would not"
+                f" have it"
+            )
     fast = _copied(model, {})
     for name, read in found:
         encoder = fast.get_submodule(name)

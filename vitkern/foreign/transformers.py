@@ -147,6 +147,8 @@ def _blocks(encoder: Any) -> dict[str, Tensor]:
         attention = layer.self_attn if hasattr(layer, "self_attn") else layer.attention
         out = attention.out_proj if hasattr(attention, "out_proj") else attention.o_proj
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        _check_norms(i, norms, encoder.config.layer_norm_eps)
+        _check_activation(i, layer.mlp, encoder.config.hidden_act)
         linears = (*parts, out, layer.mlp.fc1, layer.mlp.fc2)
         if any(type(linear) is not nn.Linear for linear in linears):
             _refuse(f"layer {i} has another module than nn.Linear; merge adapters first")
@@ -160,6 +162,20 @@ def _blocks(encoder: Any) -> dict[str, Tensor]:
             named[f"{at}ls1.gamma"] = layer.layer_scale1.lambda1
             named[f"{at}ls2.gamma"] = layer.layer_scale2.lambda1
     return named
+
+
+def _check_norms(layer: int, norms: list[Any], eps: float) -> None:
+    for norm in norms:
+        if type(norm) is not nn.LayerNorm or norm.eps != eps:
+            _refuse(f"layer {layer} has another norm than the configuration's LayerNorm")
+
+
+def _check_activation(layer: int, mlp: Any, name: str) -> None:
+    """The module itself: the configuration may say what somebody replaced."""
+    known = sys.modules["transformers.activations"].ACT2FN[name]
+    if type(mlp.activation_fn) is not type(known):
+        kind = type(mlp.activation_fn).__name__
+        _refuse(f"layer {layer} has the activation {kind}, its configuration says {name}")
 
 
 def _finish(encoder: Any, tokens: Tensor) -> Any:

@@ -14,6 +14,8 @@ from . import files
 from .layouts import detect
 from .layouts.base import Checkpoint
 
+LONGEST_PATTERN = 300  # letters
+
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _NAME = re.compile(
@@ -102,12 +104,17 @@ def _scale(about: dict[str, Any], module: str, a: Tensor) -> float:
 
 
 def _of(patterns: Any, module: str, default: Any) -> Any:
-    """peft's rule: the last dotted part of a module's name, or more of it, names a pattern."""
+    """peft's rule: a pattern is a regular expression for the end of a module's name."""
     if not isinstance(patterns, dict):
         return default
     for key, value in patterns.items():
-        if module == key or module.endswith("." + str(key).lstrip("^").rstrip("$")):
-            return value
+        if len(str(key)) > LONGEST_PATTERN:
+            raise ValueError(f"vitkern.load: a pattern of {len(key)} letters is refused")
+        try:
+            if re.match(rf"(.*\.)?({key})$", module):
+                return value
+        except re.error as error:
+            raise ValueError(f"vitkern.load: alpha_pattern {key!r:.80}: {error}") from error
     return default
 
 

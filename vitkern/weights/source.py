@@ -45,7 +45,14 @@ def find(
     if not path.is_dir():
         return _of_file(path)
     if adapters.is_adapter(path):
-        return adapters.merged(find(base or _base(path)), path, WHO)
+        below = base or _base(path)
+        if Path(below).is_dir() and adapters.is_adapter(Path(below)):
+            raise ValueError(
+                f"{WHO}: {path} is an adapter of another one, {below}: merge that first"
+            )
+        return adapters.merged(find(below), path, WHO)
+    if base is not None:
+        raise ValueError(f"{WHO}: base is for LoRA adapters, and {path} is none")
     return _of_file(_inside(path))
 
 

@@ -22,6 +22,7 @@ LAYERS = ("patch_embed.proj", "norm_pre", "norm", "fc_norm", "pre_logits.fc", "h
 OF_A_BLOCK = ("norm1", "attn.qkv", "attn.q_norm", "attn.k_norm", "attn.proj", "norm2", "mlp.fc1",
               "mlp.fc2")  # fmt: skip
 VECTORS = ("attn.relative_position_bias_table", "ls1.gamma", "ls2.gamma")
+STEM = (0, 1, 4, 5, 8, 9)  # convolutions and norms of vitkern's own stem (stem.py)
 # What a ViT of these names may have that ViTConfig does not: a name, and what to call it.
 MISSING = (
     (r"patch_embed\.backbone\.", "the hybrid's convolutional stem"),
@@ -57,7 +58,8 @@ class Timm(Layout):
     head = r"head\.|head_dist\.|head_norm\.|pre_logits\.|attn_pool\."
 
     def refusal(self, c: Checkpoint) -> str:
-        return first_found(c, MISSING)
+        known = {**(c.own_fields() or {}), **c.said}  # a file that vitkern wrote says its stem
+        return first_found(c, MISSING[1:] if known.get("stem", "none") != "none" else MISSING)
 
     def head_refusal(self, c: Checkpoint) -> str:
         return first_found(c, MISSING_HEADS)
@@ -123,6 +125,9 @@ class Timm(Layout):
         rules = [Rule(name, (name,)) for name in ROWS]
         for name in LAYERS:
             rules += pairs(name, name)
+        if config.stem != "none":
+            for i in STEM:
+                rules += pairs(f"patch_embed.backbone.{i}", f"patch_embed.backbone.{i}")
         rules += plain_blocks("blocks.", {name: name for name in OF_A_BLOCK})
         rules += [Rule(f"blocks.{{i}}.{name}", (f"blocks.{{i}}.{name}",)) for name in VECTORS]
         return [*rules, Rule("reg_token", ("dist_token",))]
