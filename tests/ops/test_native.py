@@ -88,6 +88,7 @@ def test_portable_kernels_are_right_on_arm():
     assert only.startswith("portable: ") and passed > 400 and failed == 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in driver needs Linux")
 def test_launcher_is_clean_under_sanitizers():
     """In a folder of its own: both tests may be built at the same time."""

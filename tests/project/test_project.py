@@ -110,7 +110,8 @@ def test_version_is_the_same_everywhere():
 # ---- Native objects ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("whole", [False, True])
 def test_per_isa_objects_hold_no_weak_symbols(tmp_path, whole):
     """The linker keeps one copy of a weak function: an AVX-512 copy would then run on every CPU.
 

@@ -71,7 +71,7 @@ def metadata(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
-    except (SafetensorError, OSError):
+    except (SafetensorError, OSError, RuntimeError, MemoryError):
         return {}  # `read` says what is wrong
 
 
