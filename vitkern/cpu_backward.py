@@ -21,6 +21,7 @@ from .operands import (
     DTYPES,
     IMAGE_DTYPES,
     Maybe,
+    Needs,
     Sizes,
     address,
     dropout,
@@ -28,7 +29,6 @@ from .operands import (
     vector,
 )
 
-Needs = frozenset[str]
 Gradients = list[Tensor] | None
 
 

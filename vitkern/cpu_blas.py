@@ -27,6 +27,7 @@ from .operands import (
     DTYPES,
     OFF,
     Maybe,
+    Needs,
     Results,
     Sizes,
     address,
@@ -35,7 +36,6 @@ from .operands import (
     vector,
 )
 
-Needs = frozenset[str]
 Mask = tuple[int, int, float]
 
 

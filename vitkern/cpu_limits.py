@@ -17,9 +17,13 @@ _V2_FOLDERS = ("", "unified")  # the second beside v1
 
 def available(root: pathlib.Path = _ROOT) -> int:
     """CPUs of the affinity mask, no more than the quota rounded to whole CPUs, and at least one."""
-    mask = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     allowed = quota(root)
-    return mask if allowed is None else max(1, min(mask, round(allowed)))
+    return mask() if allowed is None else max(1, min(mask(), round(allowed)))
+
+
+def mask() -> int:
+    """CPUs of the affinity mask."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quota(root: pathlib.Path = _ROOT) -> float | None:

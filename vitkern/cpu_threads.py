@@ -12,9 +12,11 @@ _CPUS = cpu_limits.available()
 _C.set_cpus(_CPUS)
 # torch's own choice is the mask's CPUs, or half of them where cores have two threads. Any other
 # number was somebody's, even before this module was loaded.
-_MASK = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _NOW = torch.get_num_threads()
-_BY_TORCH = "OMP_NUM_THREADS" not in os.environ and _NOW in (_MASK, _MASK // 2)
+_BY_TORCH = "OMP_NUM_THREADS" not in os.environ and _NOW in (
+    cpu_limits.mask(),
+    cpu_limits.mask() // 2,
+)
 _CHOSEN_BY_TORCH = _NOW if _BY_TORCH else None
 
 

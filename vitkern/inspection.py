@@ -37,7 +37,8 @@ def attention_maps(
     c = model.config
     chosen = _chosen(layers, len(model.blocks), "layers")
     kept = _chosen(heads, c.heads, "heads")
-    B, S = images.shape[0], c.prefix_tokens + _patches(model, images)
+    B, (down, across) = images.shape[0], model.grid_of(images)
+    S = c.prefix_tokens + down * across
     size = len(chosen) * B * len(kept) * S * S * 4
     if size > LARGEST_MAPS:
         raise ValueError(
@@ -68,9 +69,8 @@ def each_map(
     finally:
         for module in training:
             module.training = True
-    grid = [side // model.config.patch_pixels for side in images.shape[2:]]
     for layer, x in zip(chosen, entering, strict=True):
-        yield layer, _weights(model, layer, x, (grid[0], grid[1]))
+        yield layer, _weights(model, layer, x, model.grid_of(images))
 
 
 def _entering_rows(model: ViT, images: Tensor, layers: Sequence[int]) -> list[Tensor]:
@@ -91,17 +91,14 @@ def _weights(model: ViT, layer: int, x: Tensor, grid: tuple[int, int]) -> Tensor
             f"attention_maps: blocks.{layer} is a {type(block).__name__}, whose attention is"
             f" unknown"
         )
-    attn = block.attn
-    B, S, D = x.shape
-    qkv = attn.qkv(block.norm1(x)).view(B, S, 3, attn.heads, D // attn.heads)
-    q, k, _ = qkv.permute(2, 0, 3, 1, 4).unbind()  # (B, H, S, E)
-    q, k = attn.q_norm(q).float(), attn.k_norm(k).float()
-    bias = model.attention_bias(layer, *grid)
-    maps = q.new_empty(B, attn.heads, S, S)
+    q, k, _ = block.attn.of_heads(block.norm1(x))
+    q, k, bias = q.float(), k.float(), model.attention_bias(layer, *grid)
+    S = q.shape[2]
+    maps = q.new_empty(*q.shape[:3], S)
     for start in range(0, S, QUERIES):
         rows = slice(start, start + QUERIES)
-        scores = (q[:, :, rows] * q.shape[-1] ** -0.5) @ k.mT
-        maps[:, :, rows] = (scores if bias is None else scores + bias[:, rows]).softmax(-1)
+        own = None if bias is None else bias[:, rows]
+        maps[:, :, rows] = modules.attention_weights(q[:, :, rows], k, own)
     return maps
 
 
@@ -113,7 +110,7 @@ def attention_distances(model: ViT, images: Tensor) -> Tensor:
     """
     c = model.config
     T, p = c.prefix_tokens, c.patch_pixels
-    down, across = (side // p for side in images.shape[2:])
+    down, across = model.grid_of(images)
     y, x = torch.meshgrid(torch.arange(down), torch.arange(across), indexing="ij")
     places = p * torch.stack([y, x], -1).flatten(0, 1).to(images.device, torch.float32)
     apart = torch.cdist(places, places)  # (N, N)
@@ -134,7 +131,7 @@ def rollout(model: ViT, images: Tensor) -> Tensor:
     token's, or the mean of the patches where they are pooled.
     """
     c, T = model.config, model.config.prefix_tokens
-    down, across = (side // c.patch_pixels for side in images.shape[2:])
+    down, across = model.grid_of(images)
     joint: Tensor | None = None
     for _, maps in each_map(model, images):
         step = (maps.mean(1) + torch.eye(maps.shape[-1], device=maps.device)) / 2
@@ -164,11 +161,6 @@ def position_similarity(model: ViT) -> Tensor | None:
         return None
     rows = torch.nn.functional.normalize(position.float().cpu(), dim=-1)
     return (rows @ rows.mT).view(down, across, down, across)
-
-
-def _patches(model: ViT, images: Tensor) -> int:
-    p = model.config.patch_pixels
-    return (images.shape[2] // p) * (images.shape[3] // p)
 
 
 def _chosen(given: int | Sequence[int] | None, count: int, what: str) -> list[int]:

@@ -148,21 +148,29 @@ class Attention(nn.Module):
         return positions.relative_bias(table, self.heads, self.grid, grid, self.prefix)
 
     def forward(self, x: Tensor, bias: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
-        B, S, D = x.shape
         if bias is None:
             bias = self.relative_bias(self.grid)
-        qkv = self.qkv(x).view(B, S, 3, self.heads, D // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # (B, H, S, E)
-        q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        q, k, v = self.of_heads(x)
         bias = None if bias is None else bias.to(v.dtype)
         if not self.attn_drop.rate and not _hooked(self.attn_drop):
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
-            scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (B, H, S, S)
-            weights = (scores if bias is None else scores + bias).softmax(-1)
-            y = self.attn_drop(weights, site(seeds, 0)).to(v.dtype) @ v
-        y = self.proj(y.transpose(1, 2).reshape(B, S, D))
+            y = self.attn_drop(attention_weights(q, k, bias), site(seeds, 0)).to(v.dtype) @ v
+        y = self.proj(y.transpose(1, 2).reshape(x.shape))
         return self.proj_drop(y, site(seeds, 1))
+
+    def of_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of rows x (B, S, D), each (B, H, S, E)."""
+        B, S, D = x.shape
+        qkv = self.qkv(x).view(B, S, 3, self.heads, D // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
+        return self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype), v
+
+
+def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+    """What each query gives to each key: (B, H, queries, keys)."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    return (scores if bias is None else scores + bias).softmax(-1)
 
 
 class Mlp(nn.Module):

@@ -186,7 +186,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     def fused_embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
         proj = self.patch_embed.proj
-        prefix, position = self.position_rows(*self._grid(image))
+        prefix, position = self.position_rows(*self.grid_of(image))
         image = self.feature_map(image)
         mean, std = self._pixel_stats(image)
         # Under autocast too in the model's own dtype: its result is the fp32 residual stream.
@@ -228,7 +228,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
     def _embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
         # Under autocast, too, the residual stream has the model's dtype.
         x = self.patch_embed(self._normalised(image)).to(self.patch_embed_weight.dtype)  # (B, N, D)
-        prefix, position = self.position_rows(*self._grid(image))
+        prefix, position = self.position_rows(*self.grid_of(image))
         if position is not None:
             x = x + position
         if prefix is not None:
@@ -260,7 +260,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
     ) -> Tensor:  # fmt: skip
         """Block `i`; its seeds are three: site 0 is the embedding's, the last one the head's."""
         block: Any = self.blocks[i]
-        grid = self._grid(image)
+        grid = self.grid_of(image)
         own = None if seeds is None else seeds[1 + 3 * i : 4 + 3 * i]
         run: Callable[..., Tensor] = block
         given: tuple[Any, ...] = (x,)  # a foreign module in a block's place
@@ -286,7 +286,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         attn = getattr(self.blocks[block], "attn", None)
         return attn.relative_bias((grid_y, grid_x)) if isinstance(attn, layers.Attention) else None
 
-    def _grid(self, image: Tensor) -> positions.Grid:
+    def grid_of(self, image: Tensor) -> positions.Grid:
+        """Patches down and across such an image."""
         p = self.config.patch_pixels
         return image.shape[2] // p, image.shape[3] // p
 

@@ -18,6 +18,7 @@ OFF = (0, 0, 1.0)
 Sizes = Mapping[str, int]  # axis letters
 Results = Sequence[Tensor]
 Maybe = Tensor | None
+Needs = frozenset[str]  # arguments whose gradients are asked for
 
 
 def rows(t: Tensor) -> tuple[Tensor, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import tempfile
@@ -15,7 +14,7 @@ from .config import ViTConfig
 from .model import ViT
 from .weights import convert
 from .weights.layouts import BY_NAME, LAYOUTS
-from .weights.layouts.base import Layout, Refused
+from .weights.layouts.base import Layout, Refused, own_metadata
 
 WHO = "vitkern.save"
 HUGGING_FACE = "huggingface"  # whichever of its models fits
@@ -52,7 +51,7 @@ def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
     elif suffix == ".npz":
         _npz(Path(path), tensors)
     else:
-        _safetensors(Path(path), tensors, _metadata(chosen, model.config))
+        _safetensors(Path(path), tensors, own_metadata(model.config, layout=chosen.name))
     return chosen.name
 
 
@@ -64,12 +63,6 @@ def _fitting(config: ViTConfig) -> Layout:
             return layout
     reasons = "; ".join(f"{layout.title}: {why}" for layout, why in whys.items())
     raise Refused(f"{WHO}: no model of Hugging Face can hold this one: {reasons}")
-
-
-def _metadata(layout: Layout, config: ViTConfig) -> dict[str, str]:
-    """The configuration, in one entry (several would be written in a random order)."""
-    about = {"config": dataclasses.asdict(config), "layout": layout.name}
-    return {"vitkern": json.dumps(about)}
 
 
 def _folder(path: Path, tensors: dict[str, Tensor], about: dict[str, Any], c: ViTConfig) -> None:

@@ -37,6 +37,7 @@ class TimmApi(nn.Module):
             mask: Tensor | None = None,
         ) -> tuple[Tensor, list[Tensor]]: ...  # fmt: skip
         def make_head(self, **made: Any) -> None: ...
+        def grid_of(self, image: Tensor) -> positions.Grid: ...
         def note_kinds(self) -> None: ...
         def repack(self) -> None: ...
         def check_weights(self, what: str) -> None: ...
@@ -147,10 +148,10 @@ class TimmApi(nn.Module):
         stop = max(take) + 1 if stop_early else len(self.blocks)
         mask = self.attention_mask(image, attn_mask, is_causal)
         x, kept = self.forward_blocks(image, take, stop, norm, mask)
-        T, p = self.config.prefix_tokens, self.config.patch_pixels
+        T = self.config.prefix_tokens
         patches: list[Any] = [y[:, T:] for y in kept]
         if output_fmt == "NCHW":
-            down, across = image.shape[2] // p, image.shape[3] // p
+            down, across = self.grid_of(image)
             patches = [y.transpose(1, 2).reshape(y.shape[0], -1, down, across) for y in patches]
         prefixes = [y[:, :T] for y in kept] if return_prefix_tokens and T else []
         if output_dict:
@@ -189,8 +190,8 @@ class TimmApi(nn.Module):
             )
         if attn_mask is None and not is_causal:
             return None
-        p, (Y, X) = self.config.patch_pixels, image.shape[2:]
-        S, like = self.config.prefix_tokens + (Y // p) * (X // p), self.patch_embed_weight
+        (down, across), like = self.grid_of(image), self.patch_embed_weight
+        S = self.config.prefix_tokens + down * across
         if is_causal:  # in timm, too, it takes precedence
             return torch.full((S, S), -torch.inf, dtype=like.dtype, device=like.device).triu(1)
         if not isinstance(attn_mask, Tensor) or attn_mask.shape[-2:] != (S, S):

@@ -14,6 +14,7 @@ import torch
 from vitkern import ViT, contact_sheet, image_sources, trained_file
 from vitkern.__main__ import main
 from vitkern.cli import predict
+from vitkern.weights.layouts.base import OWN_ENTRY
 
 PIL = pytest.importorskip("PIL.Image", reason="predict reads images with Pillow")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -164,7 +165,7 @@ def test_refuses(capsys, said, weights, photo, tmp_path):
     places["names"].write_text('["one"]')
     places["other"] = tmp_path / "other.safetensors"
     tensors = {"head.weight": torch.zeros(3, 4)}
-    safetensors.save_file(tensors, places["other"], {trained_file.ENTRY: '{"classes": []}'})
+    safetensors.save_file(tensors, places["other"], {OWN_ENTRY: '{"classes": []}'})
     words = [word.format(**places) for word in REFUSED[said]]
     extra = [] if "--weights" in words else ["--weights", weights]
     status, out, err = run(capsys, *words, *extra)
@@ -258,7 +259,7 @@ def test_absurd_configurations_allocate_nothing(tmp_path):
     config = {"width": 16384, "depth": 64, "heads": 16, "mlp_width": 1 << 18, "classes": 3}
     about = {"config": config, "classes": NAMES}
     path = tmp_path / "absurd.safetensors"
-    safetensors.save_file({"x": torch.zeros(1)}, path, {trained_file.ENTRY: json.dumps(about)})
+    safetensors.save_file({"x": torch.zeros(1)}, path, {OWN_ENTRY: json.dumps(about)})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match="its tensors are not its model's"):
         trained_file.read(path)

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     " gpu.runtime gpu _C",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
     "train": "train.data measure trained_file model weights image_files config",
-    "trained_file": "model weights config",
+    "trained_file": "loading model weights weights.layouts config",
     "contact_sheet": "",
     "image_sources": "image_files",
     "train.data": "image_files",

@@ -15,16 +15,14 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..image_files import NORMALISATIONS
+from . import predict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from PIL.Image import Image
     from torch import Tensor
 
     from ..model import ViT
-    from .predict import Predictor
 
 MOST_IMAGES = 16  # on one page
 MOST_COMPONENTS = 28  # of the filters, as the paper shows
@@ -33,13 +31,7 @@ INCHES = 1.15  # of a small picture's side
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", nargs="*", metavar="IMAGE")
-    parser.add_argument(
-        "--weights", type=pathlib.Path, metavar="FILE", help="a file or folder (the own model)"
-    )
-    parser.add_argument(
-        "--model", metavar="NAME", help="the variant, where shapes alone do not tell"
-    )
-    parser.add_argument("--classes", type=pathlib.Path, metavar="JSON", help="names, as of predict")
+    predict.model_arguments(parser)
     parser.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("inspection"), metavar="FOLDER"
     )
@@ -47,7 +39,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer", type=int, default=-1, metavar="L", help="whose heads are drawn (the last)"
     )
-    parser.add_argument("--normalisation", choices=tuple(NORMALISATIONS), help="the model's own")
 
 
 class Picture(NamedTuple):
@@ -62,14 +53,13 @@ class Picture(NamedTuple):
 def run(given: argparse.Namespace) -> int:
     from .. import image_sources
     from ..measure import charts
-    from . import predict
 
     sources = image_sources.expand(given.images)
     if len(sources) > MOST_IMAGES:
         raise ValueError(f"{len(sources)} images, at most {MOST_IMAGES}: name fewer")
-    images = [source.read() for source in sources]
     given.precision = "fp32"
     predictor = predict.open_predictor(given)
+    images = [predictor.prepared(source.read()) for source in sources]  # large ones are forgotten
     depth = len(predictor.model.blocks)
     if not -depth <= given.layer < depth:
         raise ValueError(f"--layer {given.layer}: the model has {depth} blocks, from 0")
@@ -88,23 +78,16 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _pictures(
-    predictor: Predictor, images: list[Image], names: list[str], layer: int
+    predictor: predict.Predictor, images: list[Tensor], names: list[str], layer: int
 ) -> Iterator[Picture]:
     import torch
-
-    from .. import image_files
 
     model = predictor.model
     yield _filters(model)
     yield from _positions(model)
     if not images:
         return
-    pixels = torch.stack(
-        [
-            image_files.prepare(image, model.config.pixels, predictor.normalisation, predictor.crop)
-            for image in images
-        ]
-    )
+    pixels = torch.stack(images)
     yield _distances(model, pixels)
     with torch.inference_mode():
         shares = model(pixels).float().softmax(-1)
@@ -230,7 +213,7 @@ padding:1rem 1.5rem;margin:1.2rem 0;box-shadow:0 1px 3px #0002}img{max-width:100
 pre{overflow:auto;font-size:.8rem}h1,h2{line-height:1.2}p{color:#4b5563}"""
 
 
-def _opening(predictor: Predictor) -> str:
+def _opening(predictor: predict.Predictor) -> str:
     model, c = predictor.model, predictor.model.config
     down, across = c.pixels
     steps = [

@@ -35,8 +35,8 @@ BATCH = 8  # images a call; more gains nothing on a CPU and costs memory
 LARGEST_NAMES = 64 << 20  # bytes; ImageNet-21k's names are 1 MB
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("images", nargs="+", metavar="IMAGE")
+def model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, and what it wants of images: what `open_predictor` reads."""
     parser.add_argument(
         "--weights", type=pathlib.Path, metavar="FILE", help="a file or folder (the own model)"
     )
@@ -49,15 +49,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="the variant, where shapes alone do not tell"
     )
+    parser.add_argument(
+        "--normalisation", choices=tuple(NORMALISATIONS), help="mean and std (the model's own)"
+    )
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    model_arguments(parser)
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument(
         "--top", type=int, default=5, metavar="K", help="answers per image (default 5)"
     )
     parser.add_argument(
         "--batch", type=int, default=BATCH, metavar="B", help=f"images a call (default {BATCH})"
-    )
-    parser.add_argument(
-        "--normalisation", choices=tuple(NORMALISATIONS), help="mean and std (the model's own)"
     )
     parser.add_argument(
         "--save", type=pathlib.Path, metavar="FILE", help="a contact sheet with the answers"
@@ -73,6 +78,12 @@ class Predictor(NamedTuple):
     normalisation: Statistics
     crop: float  # share of the short side
     source: str
+
+    def prepared(self, image: Image) -> Tensor:
+        """The pixels (3, Y, X) that the model takes."""
+        from ..image_files import prepare
+
+        return prepare(image, self.model.config.pixels, self.normalisation, self.crop)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -155,7 +166,7 @@ def predict(
     """
     import torch
 
-    from .. import contact_sheet, image_files
+    from .. import contact_sheet
 
     model, names = predictor.model, predictor.names
     for start in range(0, len(sources), given.batch):
@@ -167,10 +178,9 @@ def predict(
             except (ValueError, OSError) as error:
                 found.append(str(error))
                 continue
-            pixels = image_files.prepare(
-                image, model.config.pixels, predictor.normalisation, predictor.crop
+            found.append(
+                (predictor.prepared(image), contact_sheet.thumbnail(image) if given.save else None)
             )
-            found.append((pixels, contact_sheet.thumbnail(image) if given.save else None))
         rows: Iterator[Tensor] = iter(())
         good = [one[0] for one in found if not isinstance(one, str)]
         if good:
@@ -197,9 +207,10 @@ def read_model(path: pathlib.Path, name: str | None) -> ViT:
     """The model of a checkpoint: by shapes in timm's layout, else as `vitkern.load` finds it."""
     from ..weights import files, timm
     from ..weights.layouts import detect
+    from ..weights.layouts.base import OWN_ENTRY
 
     said = {} if path.is_dir() or name else files.metadata(path)
-    if not path.is_dir() and "config" not in said and "vitkern" not in said:  # vitkern's own
+    if not path.is_dir() and "config" not in said and OWN_ENTRY not in said:  # vitkern's own
         state = timm.read(path)
         found = detect(state)
         if name or found is None or found[0].name == "timm":

@@ -93,8 +93,7 @@ class CpuEngine(Engine):
 
     def _set_vector(self, name: str, parameter: Tensor) -> None:
         """Hand a norm, bias or gamma to C++, which refuses what it does not know."""
-        in_torch = name.startswith(_STEM if self._whole_head else (_STEM, *_HEAD))
-        if parameter.ndim == 1 and not in_torch:
+        if parameter.ndim == 1 and not name.startswith(_in_torch(self.config)):
             vector = cpu.vector(parameter)
             self._native.set_vector(name, vector.data_ptr(), vector.numel())
 
@@ -205,7 +204,7 @@ class _Call(NamedTuple):
 
 def matrix_names(model: ViT) -> list[str]:
     """The parameters that the engine packs into panels."""
-    in_torch = _STEM if _has_whole_head(model.config) else (_STEM, *_HEAD)
+    in_torch = _in_torch(model.config)
     return [
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -214,6 +213,11 @@ def matrix_names(model: ViT) -> list[str]:
         and not name.endswith(".relative_position_bias_table")
         and not name.startswith(in_torch)
     ]
+
+
+def _in_torch(config: ViTConfig) -> tuple[str, ...]:
+    """What the names of parameters begin with that PyTorch's part of a forward reads."""
+    return (_STEM,) if _has_whole_head(config) else (_STEM, *_HEAD)
 
 
 def _has_whole_head(config: ViTConfig) -> bool:

@@ -6,6 +6,7 @@ A `Layout` is a table of `Rule`s, read from left to right to load and from right
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from ...config import VARIANTS, ViTConfig
+
+OWN_ENTRY = "vitkern"  # of a file's metadata, where vitkern wrote the file
 
 Shape = tuple[int, ...]
 Join = Callable[[Sequence[Tensor], Shape], Tensor]  # their tensors and our shape -> ours
@@ -61,10 +64,18 @@ class Checkpoint:
     def own_fields(self) -> dict[str, Any] | None:
         """The configuration that vitkern itself wrote into the file, in any layout; or None."""
         try:
-            fields = json.loads(self.metadata["vitkern"])["config"]
+            fields = json.loads(self.metadata[OWN_ENTRY])["config"]
             return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             return None
+
+
+def own_metadata(config: ViTConfig, **more: Any) -> dict[str, str]:
+    """What `own_fields` reads, and more, for a file that vitkern writes.
+
+    In one entry: safetensors writes several in a random order, and files could not be compared.
+    """
+    return {OWN_ENTRY: json.dumps({"config": dataclasses.asdict(config), **more})}
 
 
 # ---- rules ----
