@@ -7,6 +7,7 @@ import torch
 
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.ops.test_ops import BF16, FP32, ISAS, SPECS, gradients
+from vitkern import cpu_blas, ops
 from vitkern.contract import judge
 from vitkern.registry import REGISTRY, resolve
 
@@ -101,3 +102,46 @@ def test_what_no_kernel_has_is_the_references(name):
     (truth,) = gradients(spec, inputs, [argument], torch.float64, spec.op.reference)
     (got,) = gradients(spec, inputs, [argument], FP32, spec.torch_op())
     assert torch.allclose(got.double(), truth, atol=1e-4)
+
+
+@pytest.fixture
+def matmuls(monkeypatch):
+    """The dtypes that torch.mm is called with, on a CPU that multiplies bf16 faster than fp32."""
+    seen, mm = [], torch.mm
+    monkeypatch.setattr(cpu_blas, "_multiplies_bf16", lambda: True)
+    monkeypatch.setattr(cpu_blas, "_is_faster", lambda: True)
+    monkeypatch.setattr(torch, "mm", lambda x, y, **how: (seen.append(x.dtype), mm(x, y, **how))[1])
+    return seen
+
+
+def test_bf16_layers_are_multiplied_in_bf16_where_that_is_faster(matmuls):
+    """All six matmuls of an MLP; the gradients keep the contract."""
+    g = torch.Generator().manual_seed(0)
+    shapes = {"x": (2, 197, 64), "fc1_weight": (96, 64), "fc2_weight": (64, 96)}
+    inputs = {n: torch.randn(shape, generator=g) / 8 for n, shape in shapes.items()}
+    grad = torch.randn(shapes["x"], generator=g)
+
+    def run(dtype):
+        leaves = {n: t.to(BF16).to(dtype).requires_grad_() for n, t in inputs.items()}
+        ones, zeros = torch.ones(64, dtype=dtype), torch.zeros(64, dtype=dtype)
+        bias = torch.zeros(96, dtype=dtype)
+        y = ops.mlp(
+            leaves["x"], ones, zeros, leaves["fc1_weight"], bias, leaves["fc2_weight"], zeros
+        )
+        return torch.autograd.grad(y, list(leaves.values()), grad.to(dtype))
+
+    truths = run(torch.float64)
+    matmuls.clear()
+    ours = run(BF16)
+    assert matmuls == [BF16] * 6
+    for got, truth in zip(ours, truths, strict=True):
+        error = (got.double() - truth).pow(2).mean().sqrt() / truth.pow(2).mean().sqrt()
+        assert error < 2 * torch.finfo(BF16).eps
+
+
+def test_few_numbers_are_widened(matmuls):
+    x = torch.randn(3, 8, dtype=BF16, requires_grad=True)
+    weight = torch.randn(5, 8, dtype=BF16, requires_grad=True)
+    y = ops.norm_linear(x, torch.ones(8, dtype=BF16), torch.zeros(8, dtype=BF16), weight, None)
+    y.sum().backward()
+    assert set(matmuls) == {FP32}
