@@ -1,4 +1,12 @@
-"""Print a model's layers, shapes, parameters and multiply-adds."""
+"""Print a model's layers, shapes, parameters and multiply-adds.
+
+No weights are made: the largest models answer at once.
+
+Examples:
+    vitkern summary B/16
+    vitkern summary vit_large_patch14_dinov2 --image-size 224
+    vitkern summary Ti/16 --image-size 32 --classes 10
+"""
 
 from __future__ import annotations
 
