@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .cli.completion import answer
 
         answer(parser())
-    given = parser(words[:1] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
+    given = parser(_needed(words)).parse_args(words)
     try:
         return given.run(given)
     except BrokenPipeError:  # the reader of a pipe left, as `| head` does
@@ -68,6 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         print(f"vitkern {given.command}: {error}", file=sys.stderr)
         return 2
+
+
+def _needed(words: Sequence[str]) -> Sequence[str]:
+    """The commands whose modules these words need: the one that is called, for a version none."""
+    if words[:1] in (["-V"], ["--version"]):
+        return ()
+    return words[:1] if words and words[0] in COMMANDS else COMMANDS
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_summary_refuses_an_unknown_name(capsys):
 
 
 def test_bench_says_that_it_needs_a_checkout(capsys, tmp_path):
-    status, _, err = run(capsys, "bench", "--source", tmp_path)
+    status, _, err = run(capsys, "bench", "--suite", "--source", tmp_path)
     assert status == 2
     assert "clone" in err
 
@@ -89,7 +89,7 @@ def test_bench_hands_its_arguments_to_pytest(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(bench.subprocess, "run", note)
     rows, out = tmp_path / "rows.jsonl", tmp_path / "pictures"
-    arguments = ("--quick", "--results", rows, "--out", out, "--", "-k", "layernorm")
+    arguments = ("--suite", "--quick", "--results", rows, "--out", out, "--", "-k", "layernorm")
     assert run(capsys, "bench", *arguments)[0] == 0
     suite, report = calls
     assert {"--benchmark-only", "--quick", str(rows), "-k", "layernorm"} <= set(suite)
@@ -298,8 +298,8 @@ def test_picture_without_matplotlib_is_a_clear_error(monkeypatch):
 def test_bench_names_what_its_own_process_would_miss(tmp_path, capsys, monkeypatch):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "test_operators.py").touch()
-    assert main(["bench", "--source", str(tmp_path)]) == 2
+    assert main(["bench", "--suite", "--source", str(tmp_path)]) == 2
     assert f"is not built: pip install -e '{tmp_path}[test]'" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["bench", "--source", str(tmp_path)]) == 2
+    assert main(["bench", "--suite", "--source", str(tmp_path)]) == 2
     assert "the benchmarks need pytest" in capsys.readouterr().err
