@@ -68,6 +68,13 @@ def test_summary_takes_another_size_and_head(capsys):
     assert "5,717,416" not in out
 
 
+def test_summary_speaks_json(capsys):
+    status, out, _ = run(capsys, "summary", "Ti/16", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["parameters"] == 5_717_416
+    assert sum(row["parameters"] for row in found["rows"]) == found["parameters"]
+
+
 def test_summary_refuses_an_unknown_name(capsys):
     status, _, err = run(capsys, "summary", "vit_bass_patch16_224")
     assert status == 2
