@@ -12,12 +12,14 @@ import torch
 
 from benchmarks import models, rows
 from benchmarks.cpu import __main__ as command
-from benchmarks.cpu import builders, cases, convert, results, tables, task, turns, worker
-from benchmarks.cpu.cases import CASES, Case, Contestant
+from benchmarks.cpu import results
+from benchmarks.cpu import tables as published
 from tests.conftest import ROOT
 from tests.model.tiny_models import BASE
 from tools import agreement
 from vitkern import ViT, ViTConfig
+from vitkern.bench import builders, cases, convert, tables, task, turns, worker
+from vitkern.bench.cases import CASES, Case, Contestant
 
 TINY = ViTConfig(image_size=32, width=32, depth=2, heads=2, mlp_width=64, classes=10)
 
@@ -281,12 +283,12 @@ def test_an_error_beyond_its_class_is_a_failure():
 
 def test_every_measured_class_is_shown():
     both = {"avx512_vnni": MEASURED, "avx2": MEASURED}
-    for text in (tables.summary(both), tables.text(both)):
+    for text in (published.summary(both), published.text(both)):
         assert "**AVX-512 VNNI**: a CPU, 2 threads" in text and "**AVX2**: a CPU" in text
         assert "commit abc, 2026-01-01" in text and "OpenVINO 1" in text
         assert "Not measured with these peers yet: AMX." in text
-    assert "**80%**" in tables.text(both) and "| mlp |" in tables.text(both)
-    assert tables.summary({}) == tables.text({}) == tables.UNMEASURED
+    assert "**80%**" in published.text(both) and "| mlp |" in published.text(both)
+    assert published.summary({}) == published.text({}) == published.UNMEASURED
 
 
 # ---- a contestant's own process ----
@@ -344,7 +346,7 @@ def test_a_library_that_is_missing_is_named(folder, monkeypatch):
 def test_a_library_for_a_conversion_is_named(folder, monkeypatch):
     monkeypatch.setattr(task.importlib.util, "find_spec", lambda name: None)
     given = task.Task.read(folder, "int8", 2)
-    with pytest.raises(task.LeftOut, match="timm is not installed") as left_out:
+    with pytest.raises(task.LeftOut, match="openvino is not installed") as left_out:
         convert.converted(given, "model.int8.xml")
     assert left_out.value.missing
 

@@ -6,8 +6,10 @@ cat, deer, dog, frog, horse, ship, truck. Weights may have any layout that `vitk
 those in timm's are recognised by their shapes where they are a plain ViT's or DeiT's, others of
 that layout are named with --model.
 
-  vitkern predict cat.jpg
-  vitkern predict photos/ --weights deit_tiny.safetensors --classes imagenet.json --save sheet.png
+Examples:
+    vitkern predict cat.jpg
+    vitkern predict "photos/*.jpg" --top 3 --json
+    vitkern predict photos/ --weights deit_tiny.safetensors --classes imagenet.json --save sheet.png
 """
 
 from __future__ import annotations
