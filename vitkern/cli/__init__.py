@@ -11,6 +11,7 @@ COMMANDS = (
     "bench",
     "predict",
     "inspect",
+    "export",
     "train",
     "probe",
     "aot",
