@@ -17,9 +17,11 @@ PACKAGE = ROOT / "vitkern"
 # checkers: backends are loaded by their first call.
 MAY_IMPORT = {
     "__main__": "cli __init__",
-    "cli": "__init__ exporting train train.data measure engines.trace trained_file"
+    "cli": "__init__ embedding exporting train train.data measure engines.trace trained_file"
     " weights weights.layouts contact_sheet image_sources image_files inspection config registry"
     " contract gpu.aot gpu.runtime gpu _C",
+    "embedding": "__init__ trained_file image_sources image_files loading packed_file model weights"
+    " config cpu_limits",
     "exporting": "model",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
     "train": "train.data measure trained_file model weights image_files config",

@@ -11,6 +11,8 @@ COMMANDS = (
     "bench",
     "predict",
     "inspect",
+    "embed",
+    "search",
     "export",
     "train",
     "probe",
