@@ -1,13 +1,14 @@
 """`vitkern embed` with what it cannot read or write: what it says, and what it leaves behind."""
 
+import errno
 import json
 import os
-import resource
 import struct
 import subprocess
 import sys
 import zlib
 
+import numpy as np
 import pytest
 import torch
 
@@ -222,9 +223,32 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_full_disk_is_one_line_and_the_run_goes_on_later(done, weights, photos, tmp_path):
-    """The limit of a file's size stands for the disk's: the same error from the same calls."""
-    assert resource.RLIMIT_FSIZE is not None
+def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
+    run, weights, photos, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(parts, "MOST_IMAGES", 4)
+    real, calls = np.savez, []
+
+    def full(file, **arrays):
+        calls.append(file)
+        if len(calls) == 2:
+            file.write(b"a part of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file, **arrays)
+
+    monkeypatch.setattr(np, "savez", full)
+    words = ("embed", photos, "-o", tmp_path / "v.npy", "--weights", weights, "--batch", 4)
+    status, _, err = run(*words)
+    assert status == 2 and err.count("\n") == 1
+    assert "v.npy cannot be written (No space left on device): mend that and run the same" in err
+    assert not (tmp_path / "v.npy").exists()
+    status, said, _ = run(*words)
+    assert status == 0 and "(4 were done before)" in said
+
+
+@pytest.mark.full
+def test_a_limit_of_the_system_is_one_line_too(done, weights, photos, tmp_path):
+    """Of a file's size: the same errors from the same calls as a full disk's."""
     words = ("embed", str(photos), "-o", str(tmp_path / "v.npy"), "--weights", str(weights))
     command = [sys.executable, "-c", FULL, *words, "--tokens", "all"]
     full = subprocess.run(command, capture_output=True, text=True)

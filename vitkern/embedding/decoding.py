@@ -48,14 +48,14 @@ def decode(
         except UnicodeEncodeError:
             skipped.append((i, "its name is not UTF-8: rename it"))
         except (ValueError, OSError) as error:
-            skipped.append((i, reason(error, source.name)))
+            skipped.append((i, reason(error, source)))
     return Decoded(found[: len(kept)], kept, skipped, time.perf_counter() - begin)
 
 
-def reason(error: Exception, name: str) -> str:
+def reason(error: Exception, source: Source) -> str:
     """Why an image was left out, without its name."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return said.removeprefix(f"{name}: ")
+    return said.removeprefix(f"{source.path}: ")
 
 
 def ahead(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,31 +28,48 @@ TIMES = ("decoding", "computing", "waiting")
 
 
 class PartEncoder:
-    """An actor: the model of a recipe, called with one part at a time."""
+    """An actor: the model of a recipe, called with one part at a time.
+
+    What the user can mend comes back as words: Ray would start an actor that fails again and again.
+    """
 
     def __init__(self, recipe: dict[str, Any], device: str, batch: int, workers: int) -> None:
-        self.encoder = Encoder.of_recipe(recipe, device=device)
         self.batch, self.workers = batch, workers
+        self.encoder: Encoder | None = None
+        self.error = ""
+        try:
+            self.encoder = Encoder.of_recipe(recipe, device=device)
+        except (ValueError, OSError, ImportError) as error:
+            self.error = str(error)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         from .job import Report, computed
 
         names, root = json.loads(row["names"]), pathlib.Path(row["root"])
-        sources = [Source(name, root / name) for name in names]
-        report = Report("", len(sources), workers=self.workers)
-        part = Part(sources, "")
-        ((_, found),) = computed(
-            self.encoder, [part], self.batch, False, report, lambda images: None
-        )
-        times = {name: getattr(report, name) for name in TIMES}
-        said = json.dumps(found.skipped)
+        part = Part([Source(name, root / name) for name in names], "")
+        report = Report("", len(names), workers=self.workers)
+        found = Result(np.zeros(0, np.float32), np.zeros(0, np.int64), [])
+        if self.encoder is not None:
+            try:
+                ((_, found),) = computed(
+                    self.encoder, [part], self.batch, False, report, lambda images: None
+                )
+            except (ValueError, OSError) as error:
+                self.error = str(error)
         return {
-            "part": row["part"],
-            "rows": found.rows,
-            "kept": found.kept,
-            "skipped": said,
-            **times,
-        }
+            "part": row["part"], "error": self.error, "skipped": json.dumps(found.skipped),
+            "rows": found.rows.tobytes(), "kept": found.kept.tobytes(),
+            **{name: getattr(report, name) for name in TIMES},
+        }  # fmt: skip
+
+
+def _rows(ray: Any, data: Any) -> Iterator[dict[str, Any]]:
+    """What the cluster sends back; what went wrong there is one line."""
+    try:
+        yield from data.iter_rows()
+    except ray.exceptions.RayError as error:
+        said = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ValueError(f"on the Ray cluster: {said[-1] if said else error!r}") from error
 
 
 def imported() -> Any:
@@ -75,8 +93,9 @@ def computed(
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="ERROR")
     ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it announces every step
     cpus = min(float(report.workers), ray.cluster_resources().get("CPU", 1.0))
-    actors = max(1, int(ray.cluster_resources().get("CPU", 1.0) // cpus))
+    actors = min(len(missing), max(1, int(ray.cluster_resources().get("CPU", 1.0) // cpus)))
     gpus = 1 if encoder.model.device.type == "cuda" else None
     rows = [
         {"part": i, "root": os.getcwd(), "names": json.dumps([s.name for s in part.sources])}
@@ -86,24 +105,20 @@ def computed(
         PartEncoder,
         fn_constructor_args=(encoder.recipe, encoder.model.device.type, batch, report.workers),
         num_cpus=cpus,
-        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(actors, len(rows))),
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors),
         num_gpus=gpus,
     )
-    report.workers *= min(actors, len(rows))  # of all actors
-    for row in data.iter_rows():
+    report.workers *= actors
+    for row in _rows(ray, data):
+        if row["error"]:
+            raise ValueError(f"on the Ray cluster: {row['error']}")
         part = missing[int(row["part"])]
         skipped = [(int(i), str(why)) for i, why in json.loads(row["skipped"])]
-        for name in TIMES:
-            setattr(report, name, getattr(report, name) + float(row[name]))
+        report.decoding += row["decoding"]
+        report.computing += row["computing"] / actors  # side by side, as one clock sees them
+        report.waiting += row["waiting"] / actors
         if strict and skipped:
             raise ValueError(f"{part.sources[skipped[0][0]].name}: {skipped[0][1]}")
         note(len(part.sources))
-        shape = (-1, *encoder.shape)
-        yield (
-            part,
-            Result(
-                np.asarray(row["rows"], np.float32).reshape(shape),
-                np.asarray(row["kept"], np.int64).reshape(-1),
-                skipped,
-            ),
-        )
+        rows_found = np.frombuffer(row["rows"], np.float32).reshape(-1, *encoder.shape)
+        yield part, Result(rows_found, np.frombuffer(row["kept"], np.int64), skipped)
