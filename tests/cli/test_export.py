@@ -86,7 +86,8 @@ def test_the_torch_program_is_the_model(run, model, weights, tmp_path):
     assert not any("vitkern" in str(node.target) for node in torch.export.load(out).graph.nodes)
 
 
-@pytest.mark.parametrize("batch", [None, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("batch", [None, 2])
 def test_onnx_runtime_gives_what_the_model_gives(run, model, weights, tmp_path, batch):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

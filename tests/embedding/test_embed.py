@@ -130,6 +130,14 @@ def test_packed_weights_stay_int8(weights, tmp_path):
     assert encoder(np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 64)
 
 
+def test_real_weights_give_the_published_features(shared_data):
+    """Class tokens of DeiT-Tiny, computed in float64."""
+    golden = np.load(shared_data / "weights" / "deit_tiny_golden16.npz")
+    encoder = Encoder.open(shared_data / "weights" / "deit_tiny_patch16_224.timm.safetensors")
+    found = encoder(golden["images_u8"][:4])
+    np.testing.assert_allclose(found, golden["cls_features"][:4], atol=1e-4)
+
+
 def test_images_come_as_folders_patterns_and_files_each_once(done, weights, photos, tmp_path):
     words = (photos, photos / "00*.png", photos / "003.png")
     assert done(*words, "-o", tmp_path / "v.npy", "--weights", weights)["images"] == 11
