@@ -85,6 +85,16 @@ def prepare(
     normalisation: a name of NORMALISATIONS, or mean and std themselves.
     """
     import torch
+
+    cut = bytearray(crop(image, size, share).tobytes())
+    pixels = torch.frombuffer(cut, dtype=torch.uint8).view(*size, 3)
+    if isinstance(normalisation, str):
+        normalisation = NORMALISATIONS[normalisation]
+    return normalised(pixels, normalisation)
+
+
+def crop(image: Image, size: tuple[int, int], share: float = CROP_SHARE) -> Image:
+    """The first half of `prepare`, without torch: `size` pixels (Y, X) of the middle."""
     from PIL import Image
 
     image = _trim(image)
@@ -93,12 +103,15 @@ def prepare(
     wide, high = (max(1, round(side * scale)) for side in (image.width, image.height))
     image = image.resize((wide, high), Image.Resampling.BICUBIC)
     left, top = round((wide - x) / 2), round((high - y) / 2)
-    crop = image.crop((left, top, left + x, top + y))
-    pixels = torch.frombuffer(bytearray(crop.tobytes()), dtype=torch.uint8).view(y, x, 3)
-    if isinstance(normalisation, str):
-        normalisation = NORMALISATIONS[normalisation]
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in normalisation)
-    return (pixels.permute(2, 0, 1).float() / 255 - mean) / std
+    return image.crop((left, top, left + x, top + y))
+
+
+def normalised(pixels: Tensor, normalisation: Statistics) -> Tensor:
+    """The second half: bytes (..., Y, X, 3) as floats (..., 3, Y, X) of mean 0 and std 1."""
+    import torch
+
+    mean, std = (torch.tensor(v, device=pixels.device).view(3, 1, 1) for v in normalisation)
+    return (pixels.movedim(-1, -3).float() / 255 - mean) / std
 
 
 def _trim(image: Image) -> Image:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,19 @@ WHO = "vitkern.save"
 HUGGING_FACE = "huggingface"  # whichever of its models fits
 
 
-def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
+def save(
+    model: ViT,
+    path: str | os.PathLike[str],
+    layout: str = "timm",
+    notes: Mapping[str, Any] | None = None,
+) -> str:
     """Write a model's weights; the result is the name of the layout that was written.
 
     layout: "timm" (a .safetensors file that `load` reads with its whole configuration), a Hugging
     Face model ("hf_vit", "hf_deit", "hf_dinov2", "hf_clip", "hf_siglip", "hf_beit"; "huggingface"
     is the one that fits), which is a folder with config.json, or "torchvision", "open_clip",
     "beit", "dinov2" (.safetensors files) or "jax" (.npz).
+    notes: what a single .safetensors file says besides its configuration, such as class names.
     """
     if not isinstance(model, ViT):
         raise TypeError(f"{WHO}: expected a vitkern.ViT, got {type(model).__name__}")
@@ -51,7 +58,8 @@ def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
     elif suffix == ".npz":
         _npz(Path(path), tensors)
     else:
-        _safetensors(Path(path), tensors, own_metadata(model.config, layout=chosen.name))
+        said = own_metadata(model.config, layout=chosen.name, **(notes or {}))
+        _safetensors(Path(path), tensors, said)
     return chosen.name
 
 
