@@ -17,9 +17,11 @@ PACKAGE = ROOT / "vitkern"
 # checkers: backends are loaded by their first call.
 MAY_IMPORT = {
     "__main__": "cli __init__",
-    "cli": "__init__ train train.data measure engines.trace trained_file weights weights.layouts"
-    " contact_sheet image_sources image_files inspection config registry contract gpu.aot"
-    " gpu.runtime gpu _C",
+    "cli": "__init__ serve train train.data measure engines.trace trained_file weights"
+    " weights.layouts predictor contact_sheet image_sources image_files inspection config registry"
+    " contract gpu.aot gpu.runtime gpu cpu_threads _C",
+    "serve": "__init__ predictor image_files inspection",
+    "predictor": "image_files",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
     "train": "train.data measure trained_file model weights image_files config",
     "trained_file": "loading model weights weights.layouts config",

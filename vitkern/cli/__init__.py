@@ -11,6 +11,7 @@ COMMANDS = (
     "bench",
     "predict",
     "inspect",
+    "serve",
     "train",
     "probe",
     "aot",
