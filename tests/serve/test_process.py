@@ -106,3 +106,14 @@ def test_options_that_cannot_work_are_errors_in_words(words, said, capsys):
 
 def test_retried_errors_are_those_of_connections():
     assert issubclass(ConnectionRefusedError, RETRIED) and not issubclass(ValueError, RETRIED)
+
+
+@pytest.mark.full
+def test_the_load_tool_measures(capsys):
+    from tools import serve_load
+
+    serve_load.main(["--clients", "2", "--seconds", "0.5", "--batches", "8"])
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[0] == "max-batch" and row.split()[:2] == ["8", "2"]
+    rate, p50, p99 = map(float, row.split()[2:5])
+    assert rate > 0 and 0 < p50 <= p99

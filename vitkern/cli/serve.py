@@ -82,6 +82,7 @@ def run(given: argparse.Namespace) -> int:
     bound = server.listen(given.host, given.port)  # before the weights: a taken port shows at once
     with bound:
         service = Service(predict.open_predictor(given), options)
+        bound.listen(server.BACKLOG)  # now that requests can be answered
         address = server.address_of(bound)
         print(
             f"vitkern serve: {service.predictor.title} in {given.precision} on {address}"

@@ -115,7 +115,8 @@ IMAGE_BODY: dict[str, Any] = {
                     "type": "object",
                     "properties": {"image": {"type": "string", "format": "binary"}},
                     "required": ["image"],
-                }
+                },
+                "encoding": {"image": {"contentType": "image/jpeg, image/png, image/webp"}},
             },
         },
     }

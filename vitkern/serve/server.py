@@ -16,6 +16,7 @@ from .app import Service
 
 LINGER = 0.5  # seconds that new requests are told of the stop before the socket closes
 POLL = 0.02  # seconds
+BACKLOG = 1024  # connections that the system holds until they are looked at
 
 
 class Server(uvicorn.Server):
@@ -55,7 +56,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; an OSError that says what to change."""
+    """A bound socket that does not listen yet; an OSError that says what to change."""
     if not 0 <= port <= 65535:  # which the C library would cut to 16 bits
         raise ValueError(f"--port {port}: expected 0 to 65535")
     try:
@@ -95,6 +96,7 @@ def run(
         server_header=False,
         timeout_graceful_shutdown=1,  # after the stop has waited already
         ws="none",
+        backlog=BACKLOG,
     )
     try:
         Server(service, config, stop_seconds).run([bound])
