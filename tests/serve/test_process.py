@@ -12,16 +12,17 @@ pytest.importorskip("fastapi", reason="vitkern[serve] is not installed")
 from tests.serve.process import RETRIED, Load, Process, post
 from tests.serve.small_service import picture
 from vitkern.__main__ import main
+from vitkern.serve import server
 
 PICTURES = [picture(i) for i in range(5)]
 
 
 def test_a_stop_under_load_answers_what_was_accepted_and_refuses_the_rest():
     """The client's 200s are exactly the server's accepted requests: none is lost silently."""
-    with Process("--max-batch", 4) as server:
-        with Load(server.address, PICTURES) as load:
+    with Process("--max-batch", 4) as running:
+        with Load(running.address, PICTURES) as load:
             load.until(50)
-            status, said = server.stop(signal.SIGTERM)
+            status, said = running.stop(signal.SIGTERM)
         found = re.search(r"stopped; (\d+) accepted, (\d+) answered, 0 left .*, 0 lost", said)
         assert status == 0 and found, said
         assert int(found[1]) == int(found[2]) == load.counts[200]
@@ -33,26 +34,26 @@ def test_a_stop_under_load_answers_what_was_accepted_and_refuses_the_rest():
 
 @pytest.mark.full
 def test_a_stop_from_the_keyboard_is_the_same_and_a_taken_port_is_said(capsys):
-    with Process() as server:
-        connection = http.client.HTTPConnection(*server.address, timeout=300)
+    with Process() as running:
+        connection = http.client.HTTPConnection(*running.address, timeout=300)
         assert post(connection, PICTURES[0])[0] == 200
-        host, port = server.address
+        host, port = running.address
         assert main(["serve", "--port", str(port)]) == 2
         assert f"{host}:{port}: Address already in use: choose another" in capsys.readouterr().err
-        status, said = server.stop(signal.SIGINT)
+        status, said = running.stop(signal.SIGINT)
         assert status == 0 and "1 accepted, 1 answered" in said
 
 
 @pytest.mark.full
 def test_a_client_that_tries_again_survives_a_kill():
-    with Process() as server:
-        with Load(server.address, PICTURES) as load:
+    with Process() as running:
+        with Load(running.address, PICTURES) as load:
             load.until(20)
-            status, _ = server.stop(signal.SIGKILL)
+            status, _ = running.stop(signal.SIGKILL)
             assert status == -signal.SIGKILL
             load.until(5, "ConnectionRefusedError")
-            with Process(port=server.address[1]) as again:
-                assert again.address == server.address
+            with Process(port=running.address[1]) as again:
+                assert again.address == running.address
                 load.until(100)
                 load.end.set()
                 status, said = again.stop()
@@ -63,21 +64,21 @@ def test_a_client_that_tries_again_survives_a_kill():
 @pytest.mark.full
 def test_clients_that_hang_up_leave_nothing_behind():
     """Half of them close the connection at once; the others are answered as ever."""
-    with Process("--queue", 8) as server:
-        with Load(server.address, PICTURES, threads=3) as load:
+    with Process("--queue", 8) as running:
+        with Load(running.address, PICTURES, threads=3) as load:
             for i in range(60):
                 body = PICTURES[i % 5]
                 head = (
                     f"POST /predict HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n"
                 )
-                with socket.create_connection(server.address) as raw:
+                with socket.create_connection(running.address) as raw:
                     raw.sendall(head.encode() + body[: -(i % 2) or None])
             load.until(20)
-        connection = http.client.HTTPConnection(*server.address, timeout=300)
+        connection = http.client.HTTPConnection(*running.address, timeout=300)
         connection.request("GET", "/metrics")
         said = connection.getresponse().read().decode()
         assert "vitkern_queue_depth 0.0" in said
-        status, said = server.stop()
+        status, said = running.stop()
         assert status == 0 and ", 0 lost" in said, said
 
 
@@ -102,6 +103,13 @@ def test_options_that_cannot_work_are_errors_in_words(words, said, capsys):
     assert main(["serve", *port, *words]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+def test_small_packets_are_not_held_back():
+    """asyncio sets TCP_NODELAY where the listening socket names its protocol."""
+    with server.listen("127.0.0.1", 0) as bound:
+        assert bound.proto == socket.IPPROTO_TCP and server.is_loopback(bound)
+        assert server.address_of(bound) == f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 def test_retried_errors_are_those_of_connections():

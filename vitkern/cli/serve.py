@@ -12,6 +12,7 @@ machine alone unless --host says otherwise. SIGTERM and Ctrl-C answer what was a
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from . import predict
@@ -61,6 +62,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    # Read when torch is loaded. The engine's threads share the cores with decoding and HTTP: where
+    # they sleep instead of spinning, DeiT-Tiny answers 62 requests a second instead of 53 (2 cores).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from ..serve import server
         from ..serve.app import Options, Service

@@ -63,8 +63,9 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise OSError(f"--host {host}: no such address ({error.strerror})") from error
-    family, _, _, _, address = found[0]
-    made = socket.socket(family, socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    # asyncio turns Nagle's delay off where the socket says that it is TCP: 40 ms an answer.
+    made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind(address)
