@@ -63,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     # Read when torch is loaded. The engine's threads share the cores with decoding and HTTP: where
-    # they sleep instead of spinning, DeiT-Tiny answers 62 requests a second instead of 53 (2 cores).
+    # they sleep instead of spinning, DeiT-Tiny answers 62 requests a second, not 53 (2 cores).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from ..serve import server
