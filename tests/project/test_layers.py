@@ -17,14 +17,17 @@ PACKAGE = ROOT / "vitkern"
 # checkers: backends are loaded by their first call.
 MAY_IMPORT = {
     "__main__": "cli __init__",
-    "cli": "__init__ doctor bench verification embedding exporting train train.data measure"
-    " engines.trace trained_file weights weights.layouts contact_sheet image_sources image_files"
-    " inspection config names registry contract terminal gpu.aot gpu.runtime gpu cpu _C",
+    "cli": "__init__ doctor bench verification embedding exporting serve train train.data measure"
+    " engines.trace trained_file weights weights.layouts predictor contact_sheet image_sources"
+    " image_files inspection config names registry contract terminal gpu.aot gpu.runtime gpu cpu"
+    " cpu_threads _C",
     "doctor": "__init__ measure terminal gpu.runtime gpu cpu cpu_threads cpu_limits _C",
     "bench": "__init__ measure model config contract cpu precision",
     "embedding": "__init__ trained_file image_sources image_files loading packed_file model weights"
     " config cpu_limits",
     "exporting": "model",
+    "serve": "__init__ predictor image_files inspection",
+    "predictor": "image_files",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
     "train": "train.data measure trained_file model weights image_files config",
     "trained_file": "loading model weights weights.layouts config",

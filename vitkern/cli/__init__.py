@@ -16,6 +16,7 @@ COMMANDS = (
     "embed",
     "search",
     "export",
+    "serve",
     "train",
     "probe",
     "aot",
