@@ -20,7 +20,8 @@ FEW = [
 
 
 @pytest.mark.parametrize(
-    "name", ("sse", pytest.param("haswell", marks=pytest.mark.full), "skylake-x")
+    "name",
+    ("sse", *(pytest.param(name, marks=pytest.mark.full) for name in ("haswell", "skylake-x"))),
 )
 def test_verdicts_do_not_depend_on_the_cpu(name):
     cpu = other_cpus.CPUS[name]
