@@ -316,7 +316,7 @@ def check_image(model: ViT, image: Tensor, weight: Tensor, name: str = "image") 
 
 def _check_size(c: ViTConfig, size: tuple[int, int], name: str) -> None:
     if c.dynamic_image_size:
-        if any(s % c.patch_pixels or s == 0 for s in size):
+        if any(s < c.patch_pixels or (s % c.patch_pixels and not c.crop) for s in size):
             raise ValueError(
                 f"ViT: {name} is {size[0]}x{size[1]} pixels, each side must be a multiple of the"
                 f" patch size {c.patch_pixels}; resize or crop it"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import ops, philox, positions, stem
+from . import ops, philox, positions, relative, stem
 from .config import ViTConfig
 
 
@@ -36,11 +36,32 @@ def cast(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
     return weight if dtype is None else weight.to(dtype)
 
 
+def make_norm(c: ViTConfig, size: int, **made: Any) -> nn.Module:
+    """The configuration's norm of rows of `size`."""
+    return (nn.RMSNorm if c.norm == "rmsnorm" else nn.LayerNorm)(size, c.norm_eps, **made)
+
+
 def layernorm(norm: nn.Module, x: Tensor) -> Tensor:
-    """A LayerNorm as one operator; nothing where there is an Identity in its place."""
+    """A LayerNorm as one operator; another norm as it is, an Identity too."""
     if not isinstance(norm, nn.LayerNorm):
-        return x
+        return norm(x).to(x.dtype)
     return ops.layernorm(x, norm.weight, norm.bias, eps=norm.eps)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x weight^T + bias in weight's dtype, where no operator of vitkern's has it."""
+    return F.linear(x.to(weight.dtype), weight, None if bias is None else bias.to(weight.dtype))
+
+
+def norm_linear(
+    norm: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none"
+) -> Tensor:
+    """activation(norm(x) weight^T + bias): one operator if the norm is a LayerNorm."""
+    if not isinstance(norm, nn.LayerNorm):
+        return ops.activation(activation)(linear(norm(x), weight, bias))
+    return ops.norm_linear(
+        x, norm.weight, norm.bias, weight, bias, activation=activation, eps=norm.eps
+    )
 
 
 class Dropout(nn.Module):
@@ -129,9 +150,13 @@ class Attention(nn.Module):
         super().__init__()
         D, E = c.width, c.head_dim
         self.heads, self.grid, self.prefix = c.heads, c.grid, c.prefix_tokens
-        self.qkv = nn.Linear(D, 3 * D, bias=c.qkv_bias, **made)
-        self.q_norm = nn.LayerNorm(E, c.norm_eps, **made) if c.qk_norm else nn.Identity()
-        self.k_norm = nn.LayerNorm(E, c.norm_eps, **made) if c.qk_norm else nn.Identity()
+        self.qkv = nn.Linear(D, 3 * D, bias=c.qkv_bias and c.key_bias, **made)
+        self.q_bias = self.v_bias = None
+        if not c.key_bias:
+            self.q_bias = nn.Parameter(torch.empty(D, **made))
+            self.v_bias = nn.Parameter(torch.empty(D, **made))
+        self.q_norm = make_norm(c, E, **made) if c.qk_norm else nn.Identity()
+        self.k_norm = make_norm(c, E, **made) if c.qk_norm else nn.Identity()
         self.attn_drop = Dropout(c.attention_dropout)
         self.proj = nn.Linear(D, D, **made)
         self.proj_drop = Dropout(c.projection_dropout)
@@ -139,10 +164,28 @@ class Attention(nn.Module):
         if c.position == "relative":
             entries = positions.relative_entries(c.grid, c.prefix_tokens)
             self.relative_position_bias_table = nn.Parameter(torch.empty(entries, c.heads, **made))
+        self.rel_pos = None
+        if c.position == "relative_mlp":
+            self.rel_pos = relative.RelativeMlp(c.relative_width, c.heads, self.prefix, **made)
+
+    def initialise(self) -> None:
+        if self.relative_position_bias_table is not None:
+            nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        for bias in (self.q_bias, self.v_bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def bias(self) -> Tensor | None:
+        """Of queries, keys and values, (3 D,), or None; keys' may be zero."""
+        if self.q_bias is None or self.v_bias is None:
+            return self.qkv.bias
+        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 
     def relative_bias(self, grid: positions.Grid) -> Tensor | None:
-        """(H, S, S) for an image of this grid, or None without relative positions."""
+        """(H, S, S) for an image of this grid, or None without relative positions of its own."""
         table = self.relative_position_bias_table
+        if self.rel_pos is not None:
+            return self.rel_pos(grid)
         if table is None:
             return None
         return positions.relative_bias(table, self.heads, self.grid, grid, self.prefix)
@@ -162,7 +205,10 @@ class Attention(nn.Module):
     def of_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of rows x (B, S, D), each (B, H, S, E)."""
         B, S, D = x.shape
-        qkv = self.qkv(x).view(B, S, 3, self.heads, D // self.heads)
+        qkv = self.qkv(x)
+        if self.q_bias is not None and (bias := self.bias()) is not None:
+            qkv = qkv + bias.to(qkv.dtype)
+        qkv = qkv.view(B, S, 3, self.heads, D // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
         return self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype), v
 
@@ -197,11 +243,11 @@ class Block(nn.Module):
                 return nn.Identity()
             return LayerScale(c.width, c.layer_scale, **made)
 
-        self.norm1 = nn.LayerNorm(c.width, c.norm_eps, **made)
+        self.norm1 = make_norm(c, c.width, **made)
         self.attn = Attention(c, **made)
         self.ls1 = scale()
         self.drop_path1 = DropPath(c.drop_path_of(index))
-        self.norm2 = nn.LayerNorm(c.width, c.norm_eps, **made)
+        self.norm2 = make_norm(c, c.width, **made)
         self.mlp = Mlp(c, **made)
         self.ls2 = scale()
         self.drop_path2 = DropPath(c.drop_path_of(index))
@@ -211,40 +257,60 @@ class Block(nn.Module):
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), bias, seeds)), projection)
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x), mlp)), mlp)
 
+    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of rows that enter the block, each (B, H, S, E)."""
+        return self.attn.of_heads(self.norm1(x))[:2]
+
     def fused(
-        self, x: Tensor, grid: positions.Grid, seeds: Tensor | None, dtype: torch.dtype | None,
+        self, x: Tensor, bias: Tensor | None, seeds: Tensor | None, dtype: torch.dtype | None,
         offsets: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The same as four operators; matrices are cast to `dtype` if given. (B, S, D).
 
-        offsets: of the images whose rows are x (1, S, D), which do not see each other; without
-        relative positions and drop-path, which are an image's.
+        bias: (H, S, S) of the scores. offsets: of the images whose rows are x (1, S, D), which do
+        not see each other; without relative positions and drop-path, which are an image's.
         """
         attn, mlp = self.attn, self.mlp
-        B, S, D = x.shape
-        qkv = ops.norm_linear(
-            x, self.norm1.weight, self.norm1.bias, cast(attn.qkv.weight, dtype), attn.qkv.bias,
-            eps=self.norm1.eps,
-        ).view(B, S, 3, attn.heads, D // attn.heads)  # fmt: skip
-        if not isinstance(attn.q_norm, nn.Identity):
-            q, k, v = qkv.unbind(2)  # (B, S, H, E)
-            qkv = torch.stack([layernorm(attn.q_norm, q), layernorm(attn.k_norm, k), v], 2)
-        bias = attn.relative_bias(grid)  # (H, S, S) or None
-        y = ops.attention(
-            qkv, None if bias is None else bias[None],
-            dropout_p=attn.attn_drop.rate, seed=site(seeds, 0), offsets=offsets,
-        )  # (B, S, H, E)  # fmt: skip
+        qkv = norm_linear(self.norm1, x, cast(attn.qkv.weight, dtype), attn.bias())
+        y = attend(attn, qkv, bias, site(seeds, 0), offsets)
         x = ops.linear_residual(
-            y.flatten(2), cast(attn.proj.weight, dtype), attn.proj.bias, x,
-            getattr(self.ls1, "gamma", None),
+            y, cast(attn.proj.weight, dtype), attn.proj.bias, x, getattr(self.ls1, "gamma", None),
             dropout_p=attn.proj_drop.rate, drop_path_p=self.drop_path1.rate, seed=site(seeds, 1),
         )  # fmt: skip
+        return fused_mlp(self.norm2, mlp, self.ls2, self.drop_path2, x, x, site(seeds, 2), dtype)
+
+
+def attend(
+    attn: Any, qkv: Tensor, bias: Tensor | None, seed: Tensor | None, offsets: Tensor | None = None
+) -> Tensor:
+    """Attention's operator on rows of queries, keys and values (B, S, 3 D): (B, S, D).
+
+    attn: what has heads, q_norm, k_norm and attn_drop.
+    """
+    qkv = qkv.unflatten(-1, (3, attn.heads, -1))
+    if not isinstance(attn.q_norm, nn.Identity):
+        q, k, v = qkv.unbind(2)  # (B, S, H, E)
+        qkv = torch.stack([layernorm(attn.q_norm, q), layernorm(attn.k_norm, k), v], 2)
+    bias = bias[None] if bias is not None and bias.ndim == 3 else bias
+    dropped = attn.attn_drop.rate
+    return ops.attention(qkv, bias, dropout_p=dropped, seed=seed, offsets=offsets).flatten(2)
+
+
+def fused_mlp(
+    norm: Any, mlp: Any, scale: nn.Module, path: Any, x: Tensor, residual: Tensor,
+    seed: Tensor | None, dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
+    """residual + scale * mlp(norm(x)): one operator if the norm is a LayerNorm, the residual x."""
+    fc1, fc2, gamma = mlp.fc1, mlp.fc2, getattr(scale, "gamma", None)
+    up, down = cast(fc1.weight, dtype), cast(fc2.weight, dtype)
+    rates: dict[str, Any] = dict(dropout_p=mlp.drop1.rate, drop_path_p=path.rate, seed=seed)
+    if residual is x and isinstance(norm, nn.LayerNorm):
         return ops.mlp(
-            x, self.norm2.weight, self.norm2.bias, cast(mlp.fc1.weight, dtype), mlp.fc1.bias,
-            cast(mlp.fc2.weight, dtype), mlp.fc2.bias, getattr(self.ls2, "gamma", None),
-            activation=mlp.act.name, eps=self.norm2.eps,
-            dropout_p=mlp.drop1.rate, drop_path_p=self.drop_path2.rate, seed=site(seeds, 2),
+            x, norm.weight, norm.bias, up, fc1.bias, down, fc2.bias, gamma,
+            activation=mlp.act.name, eps=norm.eps, **rates,
         )  # fmt: skip
+    hidden = mlp.drop1(norm_linear(norm, x, up, fc1.bias, mlp.act.name), seed)
+    return ops.linear_residual(hidden, down, fc2.bias, residual, gamma, **rates)
 
 
 class PreLogits(nn.Module):
@@ -263,7 +329,7 @@ class PreLogits(nn.Module):
 def initialise(model: nn.Module) -> None:
     """timm's initial weights: truncated normal (0.02) matrices and positions, zero biases."""
     for name, parameter in model.named_parameters(recurse=False):
-        if name in ("cls_token", "reg_token"):
+        if name in ("cls_token", "dist_token", "reg_token"):
             nn.init.normal_(parameter, std=1e-6)
         else:
             nn.init.trunc_normal_(parameter, std=0.02)
@@ -272,9 +338,9 @@ def initialise(model: nn.Module) -> None:
             nn.init.trunc_normal_(module.weight, std=0.02)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm | nn.Conv2d):
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.Conv2d):
             module.reset_parameters()
         elif isinstance(module, LayerScale):
             nn.init.constant_(module.gamma, module.init)
-        elif isinstance(module, Attention) and module.relative_position_bias_table is not None:
-            nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
+        elif callable(own := getattr(module, "initialise", None)):
+            own()

@@ -18,7 +18,7 @@ BAD_CONFIGS = {
     "heads must be an integer of at least 1": {"heads": 0},
     "classes must be an integer of at least 0, not 2.5": {"classes": 2.5},
     "registers must be an integer": {"registers": True},
-    "pool must be one of token, mean, none, not 'max'": {"pool": "max"},
+    "pool must be one of token, mean, map, none, not 'max'": {"pool": "max"},
     "position must be one of": {"position": "rope"},
     "activation must be one of": {"activation": "relu"},
     "head must be one of": {"head": "mlp"},

@@ -16,8 +16,9 @@ from .base import Engine, stored
 if TYPE_CHECKING:
     from ..model import ViT
 
+_BLOCKS, _NORMS = ("pre_norm",), ("layernorm",)  # that C++ has
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
-_HEAD = ("head.", "head_norm.", "pre_logits.")
+_HEAD = ("head.", "head_norm.", "head_dist.", "pre_logits.", "attn_pool.")
 _STEM = "patch_embed.backbone."  # which runs in PyTorch
 _CALLS_KEPT = 64  # kinds of calls, by the image's shape and strides
 # Image sizes whose positions are remembered; fewer with attention biases, which are (H, S, S).
@@ -35,6 +36,9 @@ class CpuEngine(Engine):
             return f"the packed engine computes in {', '.join(cpu.PRECISIONS)}, not {precision}"
         if not image.is_cpu:
             return f"the packed engine runs on the CPU, the image is on {image.device}"
+        c = model.config
+        if c.block not in _BLOCKS or c.norm not in _NORMS:
+            return f"the packed engine has no {c.block} blocks with {c.norm}"
         if image.dtype not in cpu.IMAGE_DTYPES:
             return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
         return ""
@@ -93,9 +97,13 @@ class CpuEngine(Engine):
 
     def _set_vector(self, name: str, parameter: Tensor) -> None:
         """Hand a norm, bias or gamma to C++, which refuses what it does not know."""
-        if parameter.ndim == 1 and not name.startswith(_in_torch(self.config)):
-            vector = cpu.vector(parameter)
-            self._native.set_vector(name, vector.data_ptr(), vector.numel())
+        if parameter.ndim != 1 or name.startswith(_in_torch(self.config)) or _is_position(name):
+            return
+        if name.endswith((".q_bias", ".v_bias")):  # which are one with zeros for keys between them
+            attn: Any = self.model.get_submodule(name.rpartition(".")[0])
+            name, parameter = f"{name[:-7]}.qkv.bias", attn.bias().detach()
+        vector = cpu.vector(parameter)
+        self._native.set_vector(name, vector.data_ptr(), vector.numel())
 
     @property
     def isa(self) -> str:
@@ -108,7 +116,7 @@ class CpuEngine(Engine):
 
     def logits(self, image: Tensor) -> Tensor:
         if not self._whole_head:
-            return self.model.forward_head(self.tokens(image))
+            return self.model.after_engine(self.tokens(image))
         return self._run("logits", image)
 
     def tokens(self, image: Tensor) -> Tensor:
@@ -125,7 +133,7 @@ class CpuEngine(Engine):
 
     def mixed_logits(self, images: Sequence[Tensor]) -> Tensor:
         if not self._whole_head:
-            return torch.cat([self.model.forward_head(rows) for rows in self.mixed_tokens(images)])
+            return torch.cat([self.model.after_engine(rows) for rows in self.mixed_tokens(images)])
         return torch.cat(self._run_mixed("logits", images))
 
     def mixed_tokens(self, images: Sequence[Tensor]) -> list[Tensor]:
@@ -208,11 +216,14 @@ def matrix_names(model: ViT) -> list[str]:
     return [
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if parameter.ndim != 1
-        and name not in positions.ROWS  # _of_grid reads these and the tables
-        and not name.endswith(".relative_position_bias_table")
-        and not name.startswith(in_torch)
+        if parameter.ndim != 1 and not _is_position(name) and not name.startswith(in_torch)
     ]
+
+
+def _is_position(name: str) -> bool:
+    """Whether `_of_grid` reads a parameter: prefix rows, positions, and what biases are made of."""
+    relative = name.endswith(".relative_position_bias_table") or "rel_pos." in name
+    return relative or name in positions.ROWS
 
 
 def _in_torch(config: ViTConfig) -> tuple[str, ...]:

@@ -89,6 +89,9 @@ class GpuEngine(Engine):
         if image.dtype not in (*GpuEngine.DTYPES, torch.uint8):
             kinds = "float32, float16, bfloat16 or uint8"
             return f"the GPU engine takes {kinds} images, not {image.dtype}"
+        c = model.config
+        if c.block != "pre_norm" or c.norm != "layernorm":
+            return f"the GPU engine has no {c.block} blocks with {c.norm}"
         if image.device != model.device:
             return f"the image is on {image.device}, the model on {model.device}"
         if not REGISTRY["attention"].op.on_gpu({"E": model.config.head_dim}):
@@ -182,7 +185,7 @@ class GpuEngine(Engine):
 
     def logits(self, image: Tensor) -> Tensor:
         if not self._whole:
-            return self.model.forward_head(self.tokens(image))
+            return self.model.after_engine(self.tokens(image))
         image = self.model.feature_map(image)
         return self._run("logits", image, self._result.new_empty(image.shape[0], self._outputs))
 
@@ -335,15 +338,15 @@ class GpuEngine(Engine):
             stream.x, stream.parts, stream.width, *linear, y, activation, self.config.norm_eps
         )
 
-    def _fold(self, norm: nn.LayerNorm, linear: nn.Linear) -> Folded:
-        own = (*_norm(norm), linear.weight.detach(), linear.bias)
+    def _fold(self, norm: nn.LayerNorm, linear: nn.Linear, bias: Tensor | None = None) -> Folded:
+        own = (*_norm(norm), linear.weight.detach(), linear.bias if bias is None else bias)
         return Folded(*norm_linear.fold(*own, PRECISIONS[self.precision], self.model.dtype))
 
     def _fold_block(self, block: Any) -> Block:
         attn, mlp = block.attn, block.mlp
         qk_norm = (_norm(attn.q_norm), _norm(attn.k_norm)) if self.config.qk_norm else None
         return Block(
-            self._fold(block.norm1, attn.qkv),
+            self._fold(block.norm1, attn.qkv, attn.bias()),
             qk_norm,
             self._linear(attn.proj, block.ls1),
             self._fold(block.norm2, mlp.fc1),

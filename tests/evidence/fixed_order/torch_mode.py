@@ -119,6 +119,7 @@ def _add_product(c, a, b, *, beta=1, alpha=1):
 def _rows(image: Tensor, weight: Tensor) -> Tensor:
     """Patches of an image as rows: (B, N, C * py * px)."""
     (B, C, Y, X), (py, px) = image.shape, weight.shape[2:]
+    image = image[:, :, : Y // py * py, : X // px * px]  # what is left over is not read
     patches = image.reshape(B, C, Y // py, py, X // px, px)
     return patches.permute(0, 2, 4, 1, 3, 5).reshape(B, -1, C * py * px)
 
