@@ -33,6 +33,15 @@ class Activation(_Enum):
     quick_gelu: Final[Activation]
     tanh: Final[Activation]
 
+class NormKind(_Enum):
+    layer: Final[NormKind]
+    rms: Final[NormKind]
+
+class Order(_Enum):
+    pre_norm: Final[Order]
+    post_norm: Final[Order]
+    parallel: Final[Order]
+
 class Pool(_Enum):
     tokens: Final[Pool]
     token: Final[Pool]

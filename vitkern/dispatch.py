@@ -129,9 +129,7 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
         return Route("reference", reason)
     if forced == "fused":
         return Route("fused", 'model.path is "fused"')
-    if want == "blocks":
-        reason = "the engine does not keep the blocks' results"
-    elif want == "mixed" and weight.is_cuda:
+    if want == "mixed" and weight.is_cuda:
         reason = "the GPU engine takes images of one size, the fused operators of any"
     else:
         reason = _not_now(model, image) or (structure.not_engine if structure else "")
@@ -274,6 +272,8 @@ def check_releasable(model: ViT) -> str:
     if not reason and precision in ON_CPU_ENGINE:
         reason = f"{precision} rounds weights; release them at fp32, tf32 or bf16"
     reason = reason or structure.not_fused or structure.not_engine
+    if not reason and model.config.block == "parallel":
+        reason = "a parallel block's projection is packed in parts"
     reason = reason or model.engines.why_not(model.patch_embed_weight, precision)
     reason = reason or model.engines.unpackable(precision)
     if reason:

@@ -179,7 +179,10 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
         norm: apply the final norm to those of `take`. mask (B?, H?, S, S): added to all scores.
         """
-        fused = dispatch.choose(self, image, "blocks" if mask is None else "masked").path == "fused"
+        route = dispatch.choose(self, image, "blocks" if mask is None else "masked")
+        if route.engine is not None:
+            return route.engine.blocks(image, take, stop, norm)
+        fused = route.path == "fused"
         seeds = self._seeds(image.device)
         kept: dict[int, Tensor] = {}
         with self._reference_precision():

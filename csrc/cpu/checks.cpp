@@ -310,7 +310,7 @@ void check(const forward_args& a) {
   const Check c("forward");
   c.threads(a.threads);
   c.image_dtype(a.image_dtype), c.precision(a.precision), c.activation(a.activation);
-  c.pool(a.pool);
+  c.pool(a.pool), c.norm(a.norm_kind), c.order(a.order);
   c.size("B", a.B), c.size("T", a.T), c.size("depth", a.depth);
   c.size("C", a.C, 1), c.size("D", a.D, 1), c.size("H", a.H, 1), c.size("F", a.F, 1);
   c.size("py", a.py, 1), c.size("px", a.px, 1);

@@ -42,6 +42,7 @@ struct Sizes {   // of a group of images
     const int64_t qkv = M * qkv_stride / (qkv_dtype == DType::f32 ? 1 : 2);
     x = round_up(M * a.D, kLine);
     h = Left::floats(M, max(a.D, P), a.precision);
+    if (a.order == Order::post_norm) h = max(h, x);  // the MLP's result, before its norm
     wide = round_up(max(qkv, mlp.shared), kLine);
     for_gemm = max(gemm_scratch(M, max(a.D, P), a.precision), mlp.per_thread);
     for_heads = max(FlashScratch(S, a.D / a.H, a.precision).total, row_stride(max(a.D, P)));
@@ -69,7 +70,39 @@ struct Pass {
 
   // The row of D floats at `from`, normalised.
   void normalise(const NormVectors& norm, const float* from, float* to) const {
-    Norm{{DType::f32, from, 0}, norm.weight, norm.bias, a.D, a.eps}.row(0, DType::f32, to);
+    const Rows row{DType::f32, from, 0};
+    Norm{row, norm.weight, norm.bias, a.D, a.eps, nullptr, a.norm_kind}.row(0, DType::f32, to);
+  }
+
+  // x += norm(from), of the first M rows.
+  void add_normalised(const NormVectors& norm, const float* from, int64_t M) const {
+    float* const row = scratch + n.for_gemm;
+    const Range mine = team.share(M);
+    for (int64_t m = mine.begin; m < mine.end; ++m) {
+      normalise(norm, from + m * a.D, row);
+      float* const to = x + m * a.D;
+      for (int64_t i = 0; i < a.D; i += Vec::kLanes)
+        (Vec::load(to + i, a.D - i) + Vec::load(row + i, a.D - i)).store(to + i, a.D - i);
+    }
+    team.sync();
+  }
+
+  // The rows after block i, for those who asked for them. They are read here and written again only
+  // after the next sync.
+  void keep(int64_t i) const {
+    for (int64_t b = 0; b < images(); ++b) {
+      float* const all = image(b).kept ? image(b).kept[i] : nullptr;
+      if (!all) continue;
+      const Range mine = team.share(tokens(b));
+      for (int64_t s = mine.begin; s < mine.end; ++s) {
+        const float* const from = x + (start(b) + s) * a.D;
+        float* const to = all + image(b).kept_at + s * a.D;
+        if (a.kept_norm.weight)
+          normalise(a.kept_norm, from, to);
+        else
+          memcpy(to, from, a.D * sizeof(float));
+      }
+    }
   }
 
   struct Patch {
@@ -139,7 +172,8 @@ struct Pass {
         const NormVectors& norm = head < a.H ? w.q_norm : w.k_norm;
         const int64_t at = m * n.qkv_stride + head * E;
         void* const row = const_cast<void*>(offset(n.qkv_dtype, wide, at));
-        Norm{{n.qkv_dtype, row, 0}, norm.weight, norm.bias, E, a.eps}.row(0, n.qkv_dtype, row);
+        const Rows rows{n.qkv_dtype, row, 0};
+        Norm{rows, norm.weight, norm.bias, E, a.eps, nullptr, a.norm_kind}.row(0, n.qkv_dtype, row);
       }
     team.sync();
   }
@@ -191,8 +225,13 @@ struct Pass {
     const Weights fc2 = weights(w.fc2, after.data ? &after : nullptr);
     const Weights fc1 = weights(w.fc1), proj = weights(w.proj, &fc1);
     const Left normalised = left(a.D);
-    fill(team, normalised, rows(), a.D, scratch + n.for_gemm,
-         [&](int64_t m, float* row) { normalise(w.norm1, x + m * a.D, row); });
+    const bool post = a.order == Order::post_norm;
+    fill(team, normalised, rows(), a.D, scratch + n.for_gemm, [&](int64_t m, float* row) {
+      if (post)
+        memcpy(row, x + m * a.D, a.D * sizeof(float));
+      else
+        normalise(w.norm1, x + m * a.D, row);
+    });
     gemm(team, normalised, rows(), weights(w.qkv, &proj), scratch,
          StoreEpilogue<Plain>{.bias = w.qkv.bias,
                               .activation = Activation::none,
@@ -203,42 +242,62 @@ struct Pass {
     if (first) keep_first_tokens();
     attend_heads(i, first);
     step_done(Step::attention);
+    if (a.order == Order::parallel) {  // the MLP reads x as it was; h waits meanwhile
+      mlp(w, fc1, fc2, M);
+      project(w, proj, M);
+    } else {
+      project(w, proj, M);
+      mlp(w, fc1, fc2, M);
+    }
+  }
+
+  // x += attention's rows in h times the projection.
+  void project(const BlockWeights& w, const Weights& proj, int64_t M) const {
+    const bool post = a.order == Order::post_norm;
     gemm(team, left(a.D), M, proj, scratch,
          ResidualEpilogue{.bias = w.proj.bias,
                           .gamma = w.gamma1,
                           .dtype = DType::f32,
-                          .residual = x,
+                          .residual = post ? nullptr : x,
                           .residual_stride = a.D,
-                          .y = x,
+                          .y = post ? wide : x,
                           .y_stride = a.D,
                           .N = a.D});
     team.sync();
+    if (post) add_normalised(w.norm1, wide, M);
     step_done(Step::proj);
-    const mlp_args mlp{.threads = team.size,
-                       .x_dtype = DType::f32,
-                       .w_dtype = DType::f32,
-                       .x = x,
-                       .norm_weight = w.norm2.weight,
-                       .norm_bias = w.norm2.bias,
-                       .fc1_weight = nullptr,
-                       .fc1_bias = w.fc1.bias,
-                       .fc2_weight = nullptr,
-                       .packed = true,
-                       .fc2_bias = w.fc2.bias,
-                       .gamma = w.gamma2,
-                       .y = x,
-                       .stats = nullptr,
-                       .pre = nullptr,
-                       .B = 1,
-                       .S = M,
-                       .D = a.D,
-                       .F = a.F,
-                       .x_stride = a.D,
-                       .eps = a.eps,
-                       .activation = a.activation,
-                       .dropout = {},
-                       .path = {}};
-    Mlp{mlp, a.D, fc1, fc2, n.mlp}.run(team, wide, scratch);
+  }
+
+  // x += the MLP of x.
+  void mlp(const BlockWeights& w, const Weights& fc1, const Weights& fc2, int64_t M) const {
+    const bool post = a.order == Order::post_norm;
+    const mlp_args args{.threads = team.size,
+                        .x_dtype = DType::f32,
+                        .w_dtype = DType::f32,
+                        .x = x,
+                        .norm_weight = w.norm2.weight,
+                        .norm_bias = w.norm2.bias,
+                        .fc1_weight = nullptr,
+                        .fc1_bias = w.fc1.bias,
+                        .fc2_weight = nullptr,
+                        .packed = true,
+                        .fc2_bias = w.fc2.bias,
+                        .gamma = w.gamma2,
+                        .y = post ? h : x,
+                        .stats = nullptr,
+                        .pre = nullptr,
+                        .B = 1,
+                        .S = M,
+                        .D = a.D,
+                        .F = a.F,
+                        .x_stride = a.D,
+                        .eps = a.eps,
+                        .activation = a.activation,
+                        .dropout = {},
+                        .path = {}};
+    const NormKind kind = post ? NormKind::none : a.norm_kind;
+    Mlp{args, a.D, fc1, fc2, n.mlp, kind, !post}.run(team, wide, scratch);
+    if (post) add_normalised(w.norm2, h, M);
     step_done(Step::mlp);
   }
 
@@ -297,7 +356,10 @@ struct Pass {
     steps_begin();
     embed();
     step_done(Step::embed);
-    for (int64_t i = 0; i < a.depth; ++i) block(i, token && i + 1 == a.depth);
+    for (int64_t i = 0; i < a.depth; ++i) {
+      block(i, token && i + 1 == a.depth);
+      keep(i);
+    }
     if (token && !a.depth) {
       keep_first_tokens();
       team.sync();

@@ -21,6 +21,10 @@ enum class Precision : int32_t {
   int8,
 };
 enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
+// Of rows: about the mean and by the spread, by the root mean square, or left as they are.
+enum class NormKind : int32_t { layer, rms, none };
+// A block: x + branch(norm(x)) twice; x + norm(branch(x)) twice; both branches of the same norm(x).
+enum class Order : int32_t { pre_norm, post_norm, parallel };
 
 struct Dropout {  // philox.hpp; off when threshold is 0
   uint64_t seed;
@@ -97,6 +101,8 @@ struct ForwardImage {
   const float* position;       // (patches, D) or null
   const float* const* biases;  // (depth) of attention, each (H, S, S); or null
   float* y;                    // tokens (S, D), or pooled (D), or logits (classes)
+  float* const* kept;          // (depth): where the tokens (S, D) after each block go; or null
+  int64_t kept_at;             // this image's place there, in floats
 };
 
 struct forward_args {
@@ -110,10 +116,13 @@ struct forward_args {
   int64_t B, C, py, px, D, T, H, F, depth;
   PackedLinear patch, head;
   NormVectors norm_pre, norm, fc_norm;  // before the blocks; of every row; of the pooled row
+  NormVectors kept_norm;                // of rows that are kept after a block
   const BlockWeights* blocks;           // (depth)
   float eps;
   Activation activation;
   Pool pool;
+  NormKind norm_kind;
+  Order order;
 };
 
 // The entry points of an instruction set; null where its base (isas.inc) serves instead.

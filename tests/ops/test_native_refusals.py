@@ -194,6 +194,10 @@ BAD_FORWARDS = {
     "a mean without a std": {"std": 0},
     "null biases": {"biases": [0, 0, 0]},
     "one bias for three blocks": {"biases": [64]},
+    "more blocks than there are": {"blocks": 99},
+    "minus one block": {"blocks": -1},
+    "blocks kept of pooled rows": {"kept": [0, 0, 0], "pool": _C.Pool.token},
+    "a place for one block of three": {"kept": [0], "pool": _C.Pool.tokens},
     "an address that is none": {"image": -1},
 }
 
@@ -239,7 +243,10 @@ def test_a_finished_engine_takes_no_weights(forward):
 
 
 SIZED = dict(channels=1, patch_y=2, patch_x=2, width=2, heads=1, mlp_width=2, depth=0, eps=1e-6)
-KINDS = dict(activation=_C.Activation.gelu, precision=_C.Precision.fp32)
+KINDS = dict(
+    activation=_C.Activation.gelu, precision=_C.Precision.fp32,
+    norm=_C.NormKind.layer, order=_C.Order.pre_norm,
+)  # fmt: skip
 ONES = torch.ones(8)
 
 

@@ -16,7 +16,10 @@ from .base import Engine, stored
 if TYPE_CHECKING:
     from ..model import ViT
 
-_BLOCKS, _NORMS = ("pre_norm",), ("layernorm",)  # that C++ has
+_ORDERS = {
+    "pre_norm": _C.Order.pre_norm, "post_norm": _C.Order.post_norm, "parallel": _C.Order.parallel,
+}  # fmt: skip
+_NORMS = {"layernorm": _C.NormKind.layer, "rmsnorm": _C.NormKind.rms}
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
 _HEAD = ("head.", "head_norm.", "head_dist.", "pre_logits.", "attn_pool.")
 _STEM = "patch_embed.backbone."  # which runs in PyTorch
@@ -37,8 +40,10 @@ class CpuEngine(Engine):
         if not image.is_cpu:
             return f"the packed engine runs on the CPU, the image is on {image.device}"
         c = model.config
-        if c.block not in _BLOCKS or c.norm not in _NORMS:
-            return f"the packed engine has no {c.block} blocks with {c.norm}"
+        if c.block not in _ORDERS:
+            return f"the packed engine has no {c.block} blocks"
+        if precision == "int8" and (c.block != "pre_norm" or c.norm != "layernorm"):
+            return f"int8 is of pre_norm blocks with layernorm, not {c.block} with {c.norm}"
         if image.dtype not in cpu.IMAGE_DTYPES:
             return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
         return ""
@@ -50,6 +55,7 @@ class CpuEngine(Engine):
             isa, channels=c.map_channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
             heads=c.heads, mlp_width=c.mlp_width, depth=c.depth, eps=c.norm_eps,
             activation=cpu.ACTIVATIONS[c.activation], precision=cpu.PRECISIONS[precision],
+            norm=_NORMS[c.norm], order=_ORDERS.get(c.block, _C.Order.pre_norm),
         )  # fmt: skip
         self._whole_head = _has_whole_head(c)
         self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()
@@ -59,6 +65,8 @@ class CpuEngine(Engine):
         with torch.no_grad():
             if precision == "int8":
                 self._take_integers()
+            elif c.block == "parallel":
+                self._take_parallel()
             else:
                 self._take_panels(_C.engine_layout(isa, cpu.PRECISIONS[precision]))
             self._pixels = [
@@ -78,6 +86,30 @@ class CpuEngine(Engine):
             self._native.set_packed(name, panels)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._set_vector(name, parameter.detach())
+
+    def _take_parallel(self) -> None:
+        """Blocks whose projection is of MLP and attention in one, by the names of others."""
+        own: dict[str, Tensor | None] = {}
+        for i, block in enumerate(self.model.blocks):
+            b: Any = block
+            at, F, bias = f"blocks.{i}.", b.hidden, b.bias()
+            own |= {f"{at}mlp.fc1.weight": b.in_proj.weight[:F]}
+            own |= {f"{at}attn.qkv.weight": b.in_proj.weight[F:]}
+            own |= {f"{at}mlp.fc1.bias": None if bias is None else bias[:F]}
+            own |= {f"{at}attn.qkv.bias": None if bias is None else bias[F:]}
+            parts = {"norm1": b.in_norm, "norm2": b.in_norm, "attn.proj": b.attn_out_proj}
+            parts |= {"mlp.fc2": b.mlp_out_proj, "attn.q_norm": b.q_norm, "attn.k_norm": b.k_norm}
+            for name, part in parts.items():
+                own |= {f"{at}{name}.{key}": value for key, value in part.named_parameters()}
+            gamma = getattr(b.ls, "gamma", None)
+            own |= {f"{at}ls1.gamma": gamma, f"{at}ls2.gamma": gamma}
+        ends = {n: p for n, p in self.model.named_parameters() if not n.startswith("blocks.")}
+        matrices = {*matrix_names(self.model), *(n for n, p in own.items() if n.startswith("b"))}
+        for name, value in {**ends, **own}.items():
+            if value is not None and value.ndim != 1 and name in matrices:
+                self._set_matrix(name, cpu.DTYPES[value.dtype], value.detach())
+            elif value is not None:
+                self._set_vector(name, value.detach())
 
     def _take_integers(self) -> None:
         self.model.check_weights("the precision int8")
@@ -131,6 +163,21 @@ class CpuEngine(Engine):
         )  # fmt: skip
         return y if self.dtype is torch.float32 else y.to(self.dtype)
 
+    def blocks(
+        self, image: Tensor, take: Sequence[int], stop: int, norm: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        image = stored(self.model.feature_map(image))
+        call = self._call_of("tokens", image)
+        kept = {i: self._result.new_empty(*call.shape) for i in sorted(set(take))}
+        y = self._result.new_empty(*call.shape)
+        places = [cpu.address(kept.get(i)) for i in range(self.config.depth)]
+        asked = {"blocks": stop, "norm": False, "kept": places, "norm_kept": norm}
+        self._native.forward(
+            threads=cpu.threads(), image=image.data_ptr(), y=y.data_ptr(),
+            **{**call.fields, **asked},
+        )  # fmt: skip
+        return y.to(self.dtype), [rows.to(self.dtype) for rows in kept.values()]
+
     def mixed_logits(self, images: Sequence[Tensor]) -> Tensor:
         if not self._whole_head:
             return torch.cat([self.model.after_engine(rows) for rows in self.mixed_tokens(images)])
@@ -172,6 +219,7 @@ class CpuEngine(Engine):
             "dtype": cpu.IMAGE_DTYPES[dtype], "B": B, "Y": Y, "X": X, "strides": strides,
             "T": c.prefix_tokens, "mean": cpu.address(mean), "std": cpu.address(std),
             "pool": pool, "head": want == "logits", **grid.addresses,
+            "blocks": c.depth, "norm": True, "kept": [], "norm_kept": False,
         }  # fmt: skip
         if len(self._calls) >= _CALLS_KEPT:
             self._calls.clear()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -72,6 +73,14 @@ class Positions(NamedTuple):
     prefix: Tensor | None
     position: Tensor | None
     biases: tuple[Tensor | None, ...]  # of each block's scores
+
+
+class Wanted(NamedTuple):
+    """The rows after some blocks: y is (len(take) + 1, B, S, D), the last ones after `stop`."""
+
+    take: tuple[int, ...]
+    stop: int
+    norm: bool  # of those of `take`
 
 
 Key = tuple[Any, ...]  # of a plan: what it computes, the image's shape, ..., the stream
@@ -195,7 +204,21 @@ class GpuEngine(Engine):
         y = self._result.new_empty(image.shape[0], c.prefix_tokens + patches, c.width)
         return self._run("tokens", image, y)
 
-    def _run(self, want: str, image: Tensor, y: Tensor) -> Tensor:
+    def blocks(
+        self, image: Tensor, take: Sequence[int], stop: int, norm: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        if not stop:
+            return self.model.fused_embed(image, None), []
+        want, c = Wanted(tuple(sorted(set(take))), stop, norm), self.config
+        image = self.model.feature_map(image)
+        down, across = self._grid_of(("", image.shape))
+        shape = (image.shape[0], c.prefix_tokens + down * across, c.width)
+        *kept, last = self._run(want, image, self._result.new_empty(len(want.take) + 1, *shape))
+        if stop - 1 in want.take and not (norm and self._ends.norm is not None):
+            kept[-1] = last  # which is where that block wrote
+        return last, kept
+
+    def _run(self, want: str | Wanted, image: Tensor, y: Tensor) -> Tensor:
         image = stored(image)
         aligned = image.data_ptr() % 16 == 0  # a promise of the binaries
         stream = current_stream(image.get_device()) if image.is_cuda else 0
@@ -228,7 +251,7 @@ class GpuEngine(Engine):
         p, shape = self.config.patch_size, key[1]
         return shape[2] // p, shape[3] // p
 
-    def _plan(self, want: str, image: Tensor, y: Tensor, stream: int | None) -> plan.Plan:
+    def _plan(self, want: str | Wanted, image: Tensor, y: Tensor, stream: int | None) -> plan.Plan:
         """A plan on a stream's arena, which may have to grow; None: with buffers of its own."""
         tf32 = self.precision == "tf32" if self.dtype == torch.float32 else None
         with torch.no_grad():
@@ -258,7 +281,9 @@ class GpuEngine(Engine):
         F = c.mlp_width if c.depth else 0
         return sizes_of(rows, c.width, F, parts, self.model.dtype, self.dtype)
 
-    def start(self, want: str, image: Tensor, y: Tensor, arena: Arena | None = None) -> None:
+    def start(
+        self, want: str | Wanted, image: Tensor, y: Tensor, arena: Arena | None = None
+    ) -> None:
         """Starts every launch of a forward in order, on an arena's buffers or new ones."""
         c = self.config
         grid = self._grid_of((want, image.shape))
@@ -266,6 +291,9 @@ class GpuEngine(Engine):
         buffers = Buffers(arena or Arena(image, self.sizes(image)), B, S, c.width)
         positions = self._of_grid(grid)
         stream, ends = self._embed(image, positions, buffers), self._ends
+        if isinstance(want, Wanted):
+            self._keep_blocks(want, stream, positions, buffers, y)
+            return
         for i, block in enumerate(self._blocks):
             last = i == c.depth - 1
             queries = 1 if last and want == "logits" else S
@@ -276,6 +304,19 @@ class GpuEngine(Engine):
             self._folded(ends.head, stream, y, "none")
         elif norm is not None:
             layernorm.normalise(stream.x, *norm, y, c.norm_eps)
+
+    def _keep_blocks(
+        self, want: Wanted, stream: Stream, positions: Positions, buffers: Buffers, y: Tensor
+    ) -> None:
+        """Blocks write where their rows are wanted, and the next one reads them there."""
+        norm = self._ends.norm if want.norm else None
+        for i, block in enumerate(self._blocks[: want.stop]):
+            at = want.take.index(i) if i in want.take else None
+            last = i == want.stop - 1
+            result = y[-1] if last else None if at is None or norm is not None else y[at]
+            stream = self._block(block, stream, positions.biases[i], buffers.S, buffers, result)
+            if at is not None and norm is not None:
+                layernorm.normalise(stream.x, *norm, y[at], self.config.norm_eps)
 
     def _of_grid(self, grid: tuple[int, int]) -> Positions:
         """Kept, because a captured CUDA graph may read it; what one computes itself is its own."""

@@ -34,8 +34,8 @@ EXACT = set(
     lift_fresh logical_and logical_not logical_or lt masked_fill max max_pool2d_with_indices
     maximum min minimum mul mul_ ne neg new_empty new_empty_strided new_zeros nll_loss_backward
     nll_loss_forward ones_like permute pow reciprocal relu repeat rsqrt rsub scalar_tensor
-    select select_backward slice slice_backward split split_with_sizes sqrt square squeeze stack
-    sub t transpose unbind unsqueeze view where zero_ zeros zeros_like""".split()
+    select select_backward sign slice slice_backward split split_with_sizes sqrt square squeeze
+    stack sub t transpose unbind unsqueeze view where zero_ zeros zeros_like""".split()
 )
 HANDLERS: dict[object, Callable] = {}
 OPERANDS = {  # which arguments are multiplied
