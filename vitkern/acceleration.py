@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .foreign import timm, torchvision, towers, transformers
+from .foreign.timm_blocks import own_name
 from .model import ViT
 from .precision import check_choice
 
@@ -47,7 +48,8 @@ def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: 
             )
     _check_untouched(model)
     fast = ViT(config, device="meta")
-    theirs = dict(model.named_parameters(remove_duplicate=False))  # tied ones count twice
+    named = model.named_parameters(remove_duplicate=False)  # tied ones count twice
+    theirs = {own_name(name): parameter for name, parameter in named}
     ours = dict(fast.named_parameters())
     odd = sorted(theirs.keys() ^ ours.keys())
     odd = odd or [n for n in ours if theirs[n].shape != ours[n].shape]

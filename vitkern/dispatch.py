@@ -187,6 +187,8 @@ def _seen_while_compiling(model: ViT) -> str:
     """What `Structure` finds, in terms the compiler can trace; a change makes it compile again."""
     from .engines.structure import lacks_parameter, uneven_dropout
 
+    if model.config.norm_place == "after":
+        return "there are no operators for norms after attention and MLP"
     for name, module in model.named_modules():
         if name and (module._forward_hooks or module._forward_pre_hooks):
             return f"{name} has a hook"

@@ -91,7 +91,8 @@ def _weights(model: ViT, layer: int, x: Tensor, grid: tuple[int, int]) -> Tensor
             f"attention_maps: blocks.{layer} is a {type(block).__name__}, whose attention is"
             f" unknown"
         )
-    q, k, _ = block.attn.of_heads(block.norm1(x))
+    entered = x if block.norm_place == "after" else block.norm1(x)
+    q, k, _ = block.attn.of_heads(entered, model.rotation(layer, grid))
     q, k, bias = q.float(), k.float(), model.attention_bias(layer, *grid)
     S = q.shape[2]
     maps = q.new_empty(*q.shape[:3], S)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import dispatch, layers, ops, packed, positions, precision, timm_keywords
+from . import dispatch, layers, ops, packed, positions, precision, rotary, timm_keywords
 from .config import ViTConfig
 from .model_tools import ModelTools
 from .timm_api import TimmApi
@@ -76,6 +76,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         self.cls_token, self.reg_token = rows("cls_token"), rows("reg_token")
         self.pos_embed = rows("pos_embed")
         self.pos_embed_y, self.pos_embed_x = rows("pos_embed_y"), rows("pos_embed_x")
+        self.rope = None if c.rope == "none" else rotary.Rope(c, **made)
         self.pos_drop = layers.Dropout(c.dropout)
         self.norm_pre = norm(c.pre_norm)
         self.blocks = nn.Sequential(*(layers.Block(c, i, **made) for i in range(c.depth)))
@@ -265,12 +266,13 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         run: Callable[..., Tensor] = block
         given: tuple[Any, ...] = (x,)  # a foreign module in a block's place
         if fused:
-            run, given = block.fused, (x, grid, own, dtype)
+            turned = self.rotation(i, grid)
+            run, given = block.fused, (x, grid, own, dtype, None, turned)
         elif isinstance(block, layers.Block):
             bias = self.attention_bias(i, *grid)
             if mask is not None:
                 bias = mask if bias is None else mask + bias
-            given = (x, bias, own)
+            given = (x, bias, own, self.rotation(i, grid))
         if self.grad_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(run, *given, use_reentrant=False)
         return run(*given)
@@ -285,6 +287,11 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         """What a block adds to its scores: (H, S, S), or None without relative positions."""
         attn = getattr(self.blocks[block], "attn", None)
         return attn.relative_bias((grid_y, grid_x)) if isinstance(attn, layers.Attention) else None
+
+    def rotation(self, block: int, grid: positions.Grid) -> Tensor | None:
+        """The table of a block's rotary positions, (H or 1, S, E), or None without them."""
+        rope = self.rope
+        return None if rope is None else rope.table(block, grid, self.patch_embed_weight)
 
     def grid_of(self, image: Tensor) -> positions.Grid:
         """Patches down and across such an image."""

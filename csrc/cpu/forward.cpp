@@ -6,56 +6,26 @@
 //
 // Images of a group may differ in size: their rows lie one after another, without padding. GEMMs
 // and norms work row by row and never see where an image ends; patches, attention and pooling do.
+#include <utility>
+
 #include "arena.hpp"
-#include "flash.hpp"
-#include "gemm.hpp"
+#include "forward_sizes.hpp"
 #include "kernels.hpp"
-#include "mlp.hpp"
 #include "patches.hpp"
 #include "schedule.hpp"
-#include "scratch.hpp"
 #include "steps.hpp"
+#include "turn.hpp"
 
 namespace vitkern::VITKERN_ISA {
 namespace {
-
-Weights weights(const PackedLinear& l, const Weights* next = nullptr) {
-  return {l.precision, DType::f32, l.panels, l.N, l.K, true, next};
-}
-
-struct Sizes {   // of a group of images
-  int64_t M, P;  // rows, pixels of a patch
-  DType qkv_dtype;
-  int64_t qkv_stride;
-  MlpScratch mlp;
-  int64_t x, h, wide;                       // floats of the buffers that a team shares
-  int64_t for_gemm, for_heads, per_thread;  // floats of a thread's scratch
-
-  Sizes(const forward_args& a, ImageGroup group, int threads)
-      : M(a.rows[group.end] - a.rows[group.begin]),
-        P(a.C * a.py * a.px),
-        qkv_dtype(row_dtype(a.precision)),
-        qkv_stride(qkv_dtype == DType::f32 ? row_stride(3 * a.D)
-                                           : 2 * row_stride(ceil_div(3 * a.D, 2))),
-        mlp(M, a.D, a.F, a.precision, threads) {
-    const int64_t S = a.rows[group.begin + 1] - a.rows[group.begin];  // the first has the most
-    const int64_t qkv = M * qkv_stride / (qkv_dtype == DType::f32 ? 1 : 2);
-    x = round_up(M * a.D, kLine);
-    h = Left::floats(M, max(a.D, P), a.precision);
-    wide = round_up(max(qkv, mlp.shared), kLine);
-    for_gemm = max(gemm_scratch(M, max(a.D, P), a.precision), mlp.per_thread);
-    for_heads = max(FlashScratch(S, a.D / a.H, a.precision).total, row_stride(max(a.D, P)));
-    per_thread = for_gemm + for_heads;
-  }
-  int64_t shared() const { return x + h + wide; }
-};
 
 // One group of images through all layers by one team. x (M, D) is the residual stream.
 struct Pass {
   const forward_args& a;
   const Sizes& n;
   const Team& team;
-  float *x, *h, *wide, *scratch;  // (M, D), (M, D or P), (M, 3D) or the MLP's, this thread's
+  // (M, D), (M, D or P), (M, 3D) or the MLP's, (M, D) where attention has a norm, this thread's
+  float *x, *h, *wide, *attended, *scratch;
   ImageGroup group;
 
   int64_t images() const { return group.end - group.begin; }
@@ -72,17 +42,20 @@ struct Pass {
     Norm{{DType::f32, from, 0}, norm.weight, norm.bias, a.D, a.eps}.row(0, DType::f32, to);
   }
 
-  struct Patch {
-    int64_t b, patch;
-  };
-  // Patch m of the group's, in the order of their images.
-  Patch patch_at(int64_t m) const {
+  // The image that row m of the group belongs to; without `skipped` rows of each, if given.
+  int64_t image_at(int64_t m, int64_t skipped = 0) const {
     int64_t low = 0, high = images();  // low: an image that begins at m or before
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
-      (start(middle) - middle * a.T <= m ? low : high) = middle;
+      (start(middle) - middle * skipped <= m ? low : high) = middle;
     }
-    return {low, m - (start(low) - low * a.T)};
+    return low;
+  }
+
+  // The image and the number in it of patch m of the group's, in the order of their images.
+  std::pair<int64_t, int64_t> patch_at(int64_t m) const {
+    const int64_t b = image_at(m, a.T);
+    return {b, m - (start(b) - b * a.T)};
   }
 
   Image pixels(const ForwardImage& i) const {
@@ -131,16 +104,27 @@ struct Pass {
     team.sync();
   }
 
-  void normalise_heads(const BlockWeights& w) const {
+  // Queries and keys normalised, turned by their rotary positions, or both, in one pass.
+  void prepare_heads(const BlockWeights& w, int64_t block) const {
     const int64_t E = a.D / a.H;
+    float* const head_row = scratch + n.for_gemm;
     const Range part = team.share(rows());
-    for (int64_t m = part.begin; m < part.end; ++m)
+    for (int64_t m = part.begin; m < part.end; ++m) {
+      const int64_t b = image_at(m), S = tokens(b), s = m - start(b);
+      const float* const table = image(b).turns ? image(b).turns[block] + s * E : nullptr;
       for (int64_t head = 0; head < 2 * a.H; ++head) {  // of q, then of k
         const NormVectors& norm = head < a.H ? w.q_norm : w.k_norm;
-        const int64_t at = m * n.qkv_stride + head * E;
-        void* const row = const_cast<void*>(offset(n.qkv_dtype, wide, at));
-        Norm{{n.qkv_dtype, row, 0}, norm.weight, norm.bias, E, a.eps}.row(0, n.qkv_dtype, row);
+        const Rows row{n.qkv_dtype, offset(n.qkv_dtype, wide, m * n.qkv_stride + head * E), 0};
+        if (norm.weight)
+          Norm{row, norm.weight, norm.bias, E, a.eps}.row(0, DType::f32, head_row);
+        else
+          widen_row(row, 0, head_row, E);
+        if (table)
+          turn(head_row, table + (a.rotary_heads > 1 ? head % a.H * S * E : 0), E, a.rotary_half,
+               1.0f);
+        narrow_row(head_row, n.qkv_dtype, const_cast<void*>(row.data), 0, E);
       }
+    }
     team.sync();
   }
 
@@ -167,12 +151,22 @@ struct Pass {
                 .scale = 1 / sqrtf(static_cast<float>(E)),
                 .dropout = {},
                 .first_element = 0},
-               some, {0, S}, scratch + n.for_gemm,
-               [&](int64_t i, const float* o) { y.put(to + i, head * E, o, E); });
+               some, {0, S}, scratch + n.for_gemm, [&](int64_t i, const float* o) {
+                 if (n.attended)
+                   memcpy(attended + (to + i) * a.D + head * E, o, E * sizeof(float));
+                 else
+                   y.put(to + i, head * E, o, E);
+               });
       });
     }
     team.sync();
-    settle(team, y, first ? images() : rows());
+    const int64_t M = first ? images() : rows();
+    if (n.attended)
+      fill(team, y, M, a.D, scratch + n.for_gemm, [&](int64_t m, float* row) {
+        normalise(a.blocks[block].attention_norm, attended + m * a.D, row);
+      });
+    else
+      settle(team, y, M);
   }
 
   // Row b of x = the first token of image b. In order, so that no row is lost: start(b) >= b.
@@ -198,7 +192,7 @@ struct Pass {
                               .activation = Activation::none,
                               .y = {n.qkv_dtype, wide, n.qkv_stride}});
     team.sync();
-    if (w.q_norm.weight) normalise_heads(w);
+    if (w.q_norm.weight || a.rotary_heads) prepare_heads(w, i);
     step_done(Step::qkv);
     if (first) keep_first_tokens();
     attend_heads(i, first);
@@ -214,6 +208,10 @@ struct Pass {
                           .N = a.D});
     team.sync();
     step_done(Step::proj);
+    if (n.gated) {
+      gated_block(w, M, fc1, fc2);
+      return step_done(Step::mlp);
+    }
     const mlp_args mlp{.threads = team.size,
                        .x_dtype = DType::f32,
                        .w_dtype = DType::f32,
@@ -240,6 +238,34 @@ struct Pass {
                        .path = {}};
     Mlp{mlp, a.D, fc1, fc2, n.mlp}.run(team, wide, scratch);
     step_done(Step::mlp);
+  }
+
+  void gated_block(const BlockWeights& w, int64_t M, const Weights& fc1, const Weights& fc2) const {
+    GatedMlp mlp{.x = x,
+                 .M = M,
+                 .D = a.D,
+                 .F = a.F,
+                 .eps = a.eps,
+                 .activation = a.activation,
+                 .norm = w.norm2,
+                 .inner = w.mlp_norm,
+                 .gate = fc1,
+                 .value = {},
+                 .fc2 = fc2,
+                 .gate_bias = w.fc1.bias,
+                 .value_bias = nullptr,
+                 .fc2_bias = w.fc2.bias,
+                 .gamma = w.gamma2,
+                 .n = n.gated_mlp};
+    if (w.gate.panels) {
+      mlp.gate = weights(w.gate), mlp.gate_bias = w.gate.bias;
+      mlp.value = fc1, mlp.value_bias = w.fc1.bias;
+    } else if (a.gated) {  // fc1 has the gates' rows, then the values'
+      mlp.gate = fc1.part(0, a.F, 0, a.D);
+      mlp.value = fc1.part(a.F, a.F, 0, a.D);
+      if (w.fc1.bias) mlp.value_bias = w.fc1.bias + a.F;
+    }
+    mlp.run(team, wide, scratch);
   }
 
   // The pooled features of image b, (D).
@@ -314,7 +340,7 @@ void run_group(const forward_args& a, ImageGroup group, const Team& team, float*
   float* const h = x + n.x;
   float* const wide = h + n.h;
   float* const scratch = memory + n.shared() + team.rank * n.per_thread;
-  Pass{a, n, team, x, h, wide, scratch, group}.run();
+  Pass{a, n, team, x, h, wide, wide + n.wide, scratch, group}.run();
 }
 
 // Floats of memory for each thread that the largest groups need; a team's lie together.

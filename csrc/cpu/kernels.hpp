@@ -20,7 +20,7 @@ enum class Precision : int32_t {
   // under a name of its own; attention as in bf16.
   int8,
 };
-enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
+enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, silu, tanh };
 
 struct Dropout {  // philox.hpp; off when threshold is 0
   uint64_t seed;
@@ -81,7 +81,9 @@ struct NormVectors {
 
 struct BlockWeights {
   NormVectors norm1, q_norm, k_norm, norm2;
+  NormVectors attention_norm, mlp_norm;  // before proj and before fc2
   PackedLinear qkv, proj, fc1, fc2;
+  PackedLinear gate;  // of fc1's columns; absent: there is none, or fc1 has its rows first
   const float* gamma1 = nullptr;  // (D) LayerScale or null
   const float* gamma2 = nullptr;
 };
@@ -96,6 +98,7 @@ struct ForwardImage {
   const float* prefix;         // (T, D) or null
   const float* position;       // (patches, D) or null
   const float* const* biases;  // (depth) of attention, each (H, S, S); or null
+  const float* const* turns;   // (depth) of queries and keys, each (rotary_heads, S, E); or null
   float* y;                    // tokens (S, D), or pooled (D), or logits (classes)
 };
 
@@ -114,6 +117,9 @@ struct forward_args {
   float eps;
   Activation activation;
   Pool pool;
+  bool gated;            // the MLP: silu(gate) * value
+  int64_t rotary_heads;  // tables of turns: 0, 1 for all heads, or H
+  bool rotary_half;      // turn.hpp
 };
 
 // The entry points of an instruction set; null where its base (isas.inc) serves instead.

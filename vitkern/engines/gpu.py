@@ -1,7 +1,8 @@
 """The engine on a GPU: weights folded once, then one plan of launches per image shape.
 
 Five launches a block: qkv with LayerNorm folded in, attention, projection + residual, fc1 with
-LayerNorm folded in, fc2 + residual; a sixth normalises queries and keys, where a model does. The
+LayerNorm folded in, fc2 + residual. Where a model has them, more: queries and keys normalised,
+turned by rotary positions, a gate after fc1, a norm before the projection or before fc2. The
 kernels that write the residual stream leave its rows' moments for the next LayerNorm
 (gpu/moments.py). With the class token's row alone asked for, the last block computes only that row
 after its keys and values.
@@ -12,12 +13,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..gpu import attention, layernorm, linear_residual, moments, norm_linear, patch_embed
+from ..gpu import attention, layernorm, linear_residual, moments, norm_linear, patch_embed, swiglu
+from ..gpu import rotary as rotary_kernels
 from ..gpu.launch import Executor, cdiv
 from ..gpu.runtime import device, plan
 from ..gpu.runtime.binary import current_stream
@@ -25,6 +27,7 @@ from ..precision import PRECISIONS
 from ..registry import REGISTRY
 from . import Unpackable
 from .base import Engine, stored
+from .block_weights import Block, Ends, Folded, Linear, Norm, Positions
 from .buffers import Arena, Buffers, Sizes, Stream, larger, sizes_of
 from .lasting import lasting, refill
 
@@ -33,45 +36,6 @@ if TYPE_CHECKING:
 
 PLANS_KEPT = 8  # shapes of images, streams; each with a CUDA graph, if that is wanted
 GRAPHS = os.environ.get("VITKERN_CUDA_GRAPHS") != "0"
-
-
-class Folded(NamedTuple):
-    """A Linear with the LayerNorm before it folded in (gpu/norm_linear.py)."""
-
-    weight: Tensor  # (N, K)
-    sums: Tensor | None  # (N,)
-    bias: Tensor  # (N,)
-
-
-Norm = tuple[Tensor, Tensor]  # weight, bias
-Linear = tuple[Tensor, Tensor | None, Tensor | None]  # weight, bias, LayerScale's gamma
-
-
-class Block(NamedTuple):
-    qkv: Folded
-    qk_norm: tuple[Norm, Norm] | None  # of queries and keys
-    projection: Linear
-    fc1: Folded
-    fc2: Linear
-
-
-class Ends(NamedTuple):
-    """What comes before and after the blocks."""
-
-    filters: Tensor
-    filter_bias: Tensor | None
-    norm_pre: Norm | None
-    norm: Norm | None  # of all tokens
-    last_norm: Norm | None  # of the class token's row
-    head: Folded | None
-
-
-class Positions(NamedTuple):
-    """What depends on an image's grid of patches."""
-
-    prefix: Tensor | None
-    position: Tensor | None
-    biases: tuple[Tensor | None, ...]  # of each block's scores
 
 
 Key = tuple[Any, ...]  # of a plan: what it computes, the image's shape, ..., the stream
@@ -252,8 +216,12 @@ class GpuEngine(Engine):
         grid = self._grid_of(("", image.shape))
         rows = B * (c.prefix_tokens + grid[0] * grid[1])
         parts = cdiv(c.width, moments.WIDTH) * rows
-        F = c.mlp_width if c.depth else 0
-        return sizes_of(rows, c.width, F, parts, self.model.dtype, self.dtype)
+        F, some = c.hidden_rows if c.depth else 0, min(c.depth, 1)
+        gated = 0 if c.mlp == "plain" else some * c.mlp_width
+        normalised = some * max(c.attention_norm * c.width, c.mlp_norm * c.mlp_width)
+        return sizes_of(
+            rows, c.width, F, parts, self.model.dtype, self.dtype, gated, normalised
+        )  # fmt: skip
 
     def start(self, want: str, image: Tensor, y: Tensor, arena: Arena | None = None) -> None:
         """Starts every launch of a forward in order, on an arena's buffers or new ones."""
@@ -267,7 +235,8 @@ class GpuEngine(Engine):
             last = i == c.depth - 1
             queries = 1 if last and want == "logits" else S
             result = y if last and want == "tokens" and ends.norm is None else None
-            stream = self._block(block, stream, positions.biases[i], queries, buffers, result)
+            places = (positions.biases[i], positions.turns[i])
+            stream = self._block(block, stream, places, queries, buffers, result)
         norm = ends.norm if want == "tokens" else ends.last_norm
         if want == "logits" and ends.head is not None:
             self._folded(ends.head, stream, y, "none")
@@ -287,7 +256,8 @@ class GpuEngine(Engine):
         prefix, position = self.model.position_rows(*grid)
         biases = [self.model.attention_bias(i, *grid) for i in range(self.config.depth)]
         tables = tuple(None if b is None else b[None] for b in biases)
-        return Positions(_rows(prefix), _rows(position), tables)
+        turns = tuple(_rows(self.model.rotation(i, grid)) for i in range(self.config.depth))
+        return Positions(_rows(prefix), _rows(position), tables, turns)
 
     def _embed(self, image: Tensor, positions: Positions, buffers: Buffers) -> Stream:
         c, ends = self.config, self._ends
@@ -304,14 +274,17 @@ class GpuEngine(Engine):
         return after
 
     def _block(
-        self, block: Block, stream: Stream, bias: Tensor | None, queries: int, buffers: Buffers,
-        result: Tensor | None,
+        self, block: Block, stream: Stream, places: tuple[Tensor | None, Tensor | None],
+        queries: int, buffers: Buffers, result: Tensor | None,
     ) -> Stream:  # fmt: skip
-        c = self.config
+        """places: what the block adds to its scores, and how it turns queries and keys."""
+        c, (bias, turns) = self.config, places
         qkv = buffers.qkv(c.heads)
         self._folded(block.qkv, stream, qkv, "none")
         if block.qk_norm is not None:
             layernorm.normalise_heads(qkv, *block.qk_norm, c.norm_eps)
+        if turns is not None:
+            rotary_kernels.turn(qkv, turns, qkv, c.rope_half)
         y = buffers.heads(c.heads, queries)
         attention.attend(
             qkv, y, None, bias, c.head_dim**-0.5, 0.0, None, None, queries,
@@ -319,10 +292,15 @@ class GpuEngine(Engine):
         middle = buffers.stream(queries, moments.WIDTH)
         weight, shift, gamma = block.projection
         linear_residual.residual_linear(
-            y.flatten(2), weight, shift, stream.x[:, :queries], gamma, middle.x, middle.parts
-        )
+            self._normalised(block.attention_norm, y.flatten(2), buffers), weight, shift,
+            stream.x[:, :queries], gamma, middle.x, middle.parts,
+        )  # fmt: skip
         hidden = buffers.hidden(block.fc1.weight.shape[0], queries)
-        self._folded(block.fc1, middle, hidden, c.activation)
+        self._folded(block.fc1, middle, hidden, c.activation if c.mlp == "plain" else "none")
+        if c.mlp != "plain":
+            wide, hidden = hidden, buffers.gated(c.mlp_width, queries)
+            swiglu.gated(wide, hidden)
+        hidden = self._normalised(block.mlp_norm, hidden, buffers)
         after = buffers.stream(queries, moments.WIDTH, result)
         weight, shift, gamma = block.fc2
         linear_residual.residual_linear(
@@ -330,23 +308,33 @@ class GpuEngine(Engine):
         )
         return after
 
+    def _normalised(self, norm: Norm | None, rows: Tensor, buffers: Buffers) -> Tensor:
+        """Rows before a Linear that has a LayerNorm of its own there: themselves without it."""
+        if norm is None:
+            return rows
+        y = buffers.normalised(rows)
+        layernorm.normalise(rows, *norm, y, self.config.norm_eps)
+        return y
+
     def _folded(self, linear: Folded, stream: Stream, y: Tensor, activation: str) -> None:
         norm_linear.folded_linear(
             stream.x, stream.parts, stream.width, *linear, y, activation, self.config.norm_eps
         )
 
-    def _fold(self, norm: nn.LayerNorm, linear: nn.Linear) -> Folded:
-        own = (*_norm(norm), linear.weight.detach(), linear.bias)
+    def _fold(self, norm: nn.LayerNorm, weight: Tensor, bias: Tensor | None) -> Folded:
+        own = (*_norm(norm), weight.detach(), None if bias is None else bias.detach())
         return Folded(*norm_linear.fold(*own, PRECISIONS[self.precision], self.model.dtype))
 
     def _fold_block(self, block: Any) -> Block:
         attn, mlp = block.attn, block.mlp
         qk_norm = (_norm(attn.q_norm), _norm(attn.k_norm)) if self.config.qk_norm else None
         return Block(
-            self._fold(block.norm1, attn.qkv),
+            self._fold(block.norm1, attn.qkv_weight(), attn.qkv_bias()),
             qk_norm,
+            _norm_or_none(attn.norm),
             self._linear(attn.proj, block.ls1),
-            self._fold(block.norm2, mlp.fc1),
+            self._fold(block.norm2, mlp.fc1_weight(), mlp.fc1_bias()),
+            _norm_or_none(mlp.norm),
             self._linear(mlp.fc2, block.ls2),
         )
 
@@ -359,7 +347,7 @@ class GpuEngine(Engine):
         model, proj, last = self.model, self.model.patch_embed.proj, self._last_norm
         head = None
         if self._whole and last is not None and isinstance(model.head, nn.Linear):
-            head = self._fold(last, model.head)
+            head = self._fold(last, model.head.weight, model.head.bias)
         filters = proj.weight.detach().to(self.dtype).contiguous()
         before, after, of_class = map(_norm_or_none, (model.norm_pre, model.norm, last))
         return Ends(filters, _rows(proj.bias), before, after, of_class, head)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from .. import _C
-from ..layers import Activation, Attention, Dropout, DropPath, Mlp
+from ..layers import Activation, Attention, Block, Dropout, DropPath, Mlp
 
 if TYPE_CHECKING:
     from ..model import ViT
@@ -27,7 +27,9 @@ NEEDED = {nn.LayerNorm: ("weight", "bias"), nn.Linear: ("weight",), nn.Conv2d: (
 _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     nn.LayerNorm: ("eps",),
     nn.Conv2d: ("kernel_size", "stride", "padding", "dilation", "groups"),
-    Attention: ("heads", "grid", "prefix"),
+    Attention: ("heads", "grid", "prefix", "rope", "rope_half", "separate"),
+    Block: ("norm_place",),
+    Mlp: ("kind",),
     Activation: ("name",),
     Dropout: ("p", "training"),
     DropPath: ("p", "training"),
@@ -106,6 +108,8 @@ class Structure:
             reason = lacks_parameter(name, module)
             if reason:
                 return reason
+        if self.config.norm_place == "after":
+            return "there are no operators for norms after attention and MLP"
         return ""
 
     def _uneven_dropout(self) -> str:

@@ -23,7 +23,7 @@ constexpr int64_t C = 3, p = 4, Y = 12, X = 8, D = 30, H = 3, F = 50, T = 2, kCl
 constexpr float kElements[4] = {1, 2, 3, 4};
 
 EngineConfig config(const Case& c) {
-  return {C, p, p, D, H, F, kDepth, 1e-6f, Activation::gelu, c.precision()};
+  return {C, p, p, D, H, F, kDepth, 1e-6f, Activation::gelu, false, 0, false, c.precision()};
 }
 
 // A tiny ViT of random weights, not finished.
@@ -74,6 +74,7 @@ struct Buffers {
             .mean = nullptr,
             .std = nullptr,
             .biases = {bias.f.data(), bias.f.data()},
+            .turns = {},
             .pool = Pool::token,
             .head = true,
             .y = y.f.data()};
@@ -117,6 +118,7 @@ void refused_inputs(const Case& c, const Engine& engine) {
       {"mean", [](EngineInput& in) { in.mean = kElements; }},
       {"one bias", [](EngineInput& in) { in.biases.pop_back(); }},
       {"null bias", [](EngineInput& in) { in.biases[1] = nullptr; }},
+      {"turns", [](EngineInput& in) { in.turns = in.biases; }},
   };
   Buffers buffers(3);
   for (const auto& [what, change] : bad) {

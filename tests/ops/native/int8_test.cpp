@@ -13,7 +13,7 @@ namespace {
 
 // One channel, patches of 1 x K pixels: token m is row m of the image times the weight (N, K).
 EngineConfig one_layer(int64_t N, int64_t K) {
-  return {1, 1, K, N, 1, 1, 0, 1e-6f, Activation::gelu, Precision::int8};
+  return {1, 1, K, N, 1, 1, 0, 1e-6f, Activation::gelu, false, 0, false, Precision::int8};
 }
 
 struct QuantisedRow {
@@ -61,6 +61,7 @@ void test_int8(const Case& c, int64_t M, int64_t K, int64_t N, bool largest) {
                   .mean = nullptr,
                   .std = nullptr,
                   .biases = {},
+                  .turns = {},
                   .pool = Pool::tokens,
                   .head = false,
                   .y = y.f.data()});
