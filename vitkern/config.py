@@ -24,7 +24,9 @@ POSITIONS = (
 BLOCKS = ("pre_norm", "post_norm", "parallel", "twin")
 NORMS = ("layernorm", "rmsnorm")
 FINAL_NORMS = ("before_pool", "after_pool", "none")
-ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu")
+MLPS = ("plain", "swiglu", "swiglu_split")
+ROPES = ("none", "axial", "mixed", "dinov3")
 HEADS = ("linear", "tanh", "token_norm", "distilled")
 
 
@@ -86,13 +88,27 @@ class ViTConfig:
     position_covers_prefix: bool = True
     relative_width: int = 128  # hidden width of the MLP of "relative_mlp"
 
+    # Rotary positions of queries and keys, beside `position` (rotary.py): "axial" (EVA-02),
+    # "dinov3", "mixed" (frequencies that every block and head learns).
+    rope: str = "none"
+    rope_temperature: float = 10000.0
+    rope_offset: float = 0.0  # of the first patch, in patches
+    rope_x_first: bool = False  # the first half of the channels turns with x, the second with y
+    rope_grid: tuple[int, int] | None = None  # "axial": places are scaled to those of this grid
+    rope_half: bool = False  # channel e turns with e + E/2; else 2e with 2e + 1
+
     # "pre_norm": x + branch(norm(x)); "post_norm": x + norm(branch(x)); "parallel": attention and
     # MLP of the same norm(x), from one projection (ViT-22B); "twin": two attentions of x, then two
     # MLPs, side by side
     block: str = "pre_norm"
     norm: str = "layernorm"  # or "rmsnorm"
     qkv_bias: bool = True
-    key_bias: bool = True  # False: of queries and values alone, as BEiT's
+    key_bias: bool = True  # False: queries and values alone have the bias (BEiT, EVA)
+    separate_qkv: bool = False  # three layers instead of one
+    attention_norm: bool = False  # a norm of attention's result, before its projection
+    # "swiglu": silu(gate) * value, both of one layer fc1; "swiglu_split": of fc1_g and fc1_x
+    mlp: str = "plain"
+    mlp_norm: bool = False  # a norm of the hidden rows, before fc2
     # Initial value; None: no LayerScale. A "post_norm" block has none: its norms begin with it.
     layer_scale: float | None = None
     qk_norm: bool = False  # LayerNorm of each head's q and k
@@ -100,7 +116,7 @@ class ViTConfig:
     pre_norm: bool = False
     final_norm: str = "before_pool"  # or "after_pool", "none"
     norm_eps: float = 1e-6
-    activation: str = "gelu"  # exact; or "gelu_tanh", "quick_gelu"
+    activation: str = "gelu"  # exact; or "gelu_tanh", "quick_gelu", "silu"
 
     dropout: float = 0.0  # after the positions are added
     attention_dropout: float = 0.0  # of the attention weights
@@ -128,6 +144,8 @@ class ViTConfig:
                 object.__setattr__(self, name, tuple(float(v) for v in value))
         if not isinstance(self.image_size, int):
             object.__setattr__(self, "image_size", tuple(self.image_size))
+        if self.rope_grid is not None:
+            object.__setattr__(self, "rope_grid", tuple(self.rope_grid))
         self._check_sizes()
         self._check_choices()
 
@@ -150,6 +168,11 @@ class ViTConfig:
             _refuse(
                 f"image_size must be an integer or a pair of them, not {_shown(self.image_size)}"
             )
+        pair = self.rope_grid if isinstance(self.rope_grid, (tuple, list)) else ()
+        if self.rope_grid is not None and (
+            len(pair) != 2 or not all(_is_integer(side) and side > 0 for side in pair)
+        ):
+            _refuse(f"rope_grid must be a pair of positive integers, not {_shown(self.rope_grid)}")
 
     def _check_sizes(self) -> None:
         size = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
@@ -192,6 +215,8 @@ class ViTConfig:
             head=HEADS,
             block=BLOCKS,
             norm=NORMS,
+            mlp=MLPS,
+            rope=ROPES,
         )
         for name, allowed in choices.items():
             value = getattr(self, name)
@@ -205,6 +230,7 @@ class ViTConfig:
         for name in RATES:
             if not 0 <= getattr(self, name) < 1:
                 _refuse(f"{name} must be at least 0 and below 1, not {getattr(self, name)!r}")
+        self._check_block()
         if self.norm_eps <= 0:
             _refuse(f"norm_eps must be positive, not {self.norm_eps!r}")
         if self.pool == "token" and not self.class_token:
@@ -213,10 +239,6 @@ class ViTConfig:
             _refuse('head="token_norm" needs pool="token" and at least one class')
         if self.head == "distilled" and self.pool != "token":
             _refuse('head="distilled" reads two tokens: it needs pool="token"')
-        if self.block in ("parallel", "twin") and "relative" in self.position:
-            _refuse(f"block={self.block!r} has no relative positions")
-        if not self.key_bias and (self.block in ("parallel", "twin") or not self.qkv_bias):
-            _refuse('key_bias=False needs qkv_bias=True and block="pre_norm" or "post_norm"')
         if (self.mean is None) != (self.std is None):
             _refuse("mean and std go together: give both or neither")
         for name in ("mean", "std"):
@@ -225,6 +247,28 @@ class ViTConfig:
                 _refuse(f"{name} must have one number per channel ({self.channels}), not {value!r}")
         if self.std is not None and 0 in self.std:
             _refuse(f"std must not contain 0: {self.std!r}")
+
+    def _check_block(self) -> None:
+        if self.mlp != "plain" and self.activation != "silu":
+            _refuse(f'mlp={self.mlp!r} needs activation="silu", not {self.activation!r}')
+        if self.block in ("parallel", "twin") and "relative" in self.position:
+            _refuse(f"block={self.block!r} has no relative positions")
+        one = dict(key_bias=True, separate_qkv=False, attention_norm=False, mlp_norm=False)
+        for name, value in one.items():
+            if self.block == "parallel" and getattr(self, name) is not value:
+                _refuse(f'block="parallel" has one projection and one norm: set {name}={value}')
+        if self.block == "parallel" and self.mlp == "swiglu_split":
+            _refuse('block="parallel" has one projection: its gated MLP is mlp="swiglu"')
+        if self.rope != "none" and self.head_dim % 4:
+            _refuse(
+                f"rope={self.rope!r} needs heads of a width that 4 divides, not {self.head_dim}"
+            )
+        if self.rope_temperature <= 0:
+            _refuse(f"rope_temperature must be positive, not {self.rope_temperature!r}")
+        if self.rope_grid is not None and self.rope != "axial":
+            _refuse(f'rope_grid is of rope="axial", not {self.rope!r}')
+        if self.rope_half and self.rope == "mixed":
+            _refuse('rope_half is of rope="axial" and "dinov3", not "mixed"')
 
     @functools.cached_property
     def grid(self) -> tuple[int, int]:
@@ -261,6 +305,11 @@ class ViTConfig:
     def tokens(self) -> int:
         """S, the rows of every block."""
         return self.prefix_tokens + self.patches
+
+    @property
+    def hidden_rows(self) -> int:
+        """Outputs of the MLP's first layer, or layers: F, or 2 F with a gate."""
+        return self.mlp_width * (1 if self.mlp == "plain" else 2)
 
     @property
     def head_dim(self) -> int:

@@ -50,6 +50,17 @@ def classified(model: ViT, x: Tensor, seeds: Tensor | None, pre_logits: bool = F
     return model.head_norm(model.head_drop(F.gelu(model.head(x)), seed))
 
 
+def classifiers(c: ViTConfig, size: int, **made: Any) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """head, head_norm and head_dist of a configuration, of rows of `size`."""
+
+    def linear(wanted: bool) -> nn.Module:
+        return nn.Linear(size, c.classes, **made) if wanted and c.classes else nn.Identity()
+
+    normed = c.head == "token_norm"
+    norm = nn.LayerNorm(c.classes, **made) if normed else nn.Identity()
+    return linear(True), norm, linear(c.head == "distilled")
+
+
 class AttentionPool(nn.Module):
     """Tokens (B, S, D) to one row (B, D), with the names of timm's AttentionPoolLatent."""
 
@@ -62,7 +73,9 @@ class AttentionPool(nn.Module):
         self.kv = nn.Linear(D, 2 * D, **made)
         self.proj = nn.Linear(D, D, **made)
         self.norm = layers.make_norm(c, D, **made)
-        self.mlp = layers.Mlp(c.replace(projection_dropout=0.0), **made)
+        act = c.activation if c.mlp == "plain" else "gelu"  # it has no gate
+        plain = c.replace(mlp="plain", mlp_norm=False, activation=act, projection_dropout=0.0)
+        self.mlp = layers.Mlp(plain, **made)
 
     def forward(self, x: Tensor) -> Tensor:
         B, S, D = x.shape

@@ -91,7 +91,7 @@ def _weights(model: ViT, layer: int, x: Tensor, grid: tuple[int, int]) -> Tensor
             f"attention_maps: blocks.{layer} is a {type(block).__name__}, whose attention is"
             f" unknown"
         )
-    q, k = block.queries_and_keys(x)
+    q, k = block.queries_and_keys(x, model.rotation(layer, grid))
     q, k, bias = q.float(), k.float(), model.attention_bias(layer, *grid)
     S = q.shape[2]
     maps = q.new_empty(*q.shape[:3], S)

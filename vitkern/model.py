@@ -1,7 +1,7 @@
 """The Vision Transformer: one module and its forward pass.
 
 A forward takes one of three paths (dispatch.py says which, and why): a packed engine (engines/),
-the fused operators (`fused_forward`, four a block: layers.Block.fused), or every module in plain
+the fused operators (`fused_forward`, four a block or more: blocks.py), or every module in plain
 PyTorch (`reference_forward`). timm's methods are in timm_api.py, those about a model in
 model_tools.py.
 """
@@ -16,22 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import (
-    blocks,
-    dispatch,
-    layers,
-    ops,
-    packed,
-    positions,
-    precision,
-    relative,
-    timm_keywords,
-)  # fmt: skip
+from . import blocks, dispatch, layers, ops, packed, positions, precision, timm_keywords
 from .config import ViTConfig
-from .head import AttentionPool, classified, pooled
+from .head import AttentionPool, classified, classifiers, pooled
 from .model_tools import ModelTools
+from .relative import shared_by_blocks
+from .rotary import Rope
 from .timm_api import TimmApi
 from .weight_memory import WeightMemory
+
+Places = tuple[Tensor | None, Tensor | None]  # what a block adds to scores, and turns q and k by
 
 
 class ViT(TimmApi, WeightMemory, ModelTools):
@@ -87,11 +81,10 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         self.dist_token, self.distilled_training = rows("dist_token"), False
         self.pos_embed = rows("pos_embed")
         self.pos_embed_y, self.pos_embed_x = rows("pos_embed_y"), rows("pos_embed_x")
+        self.rope = None if c.rope == "none" else Rope(c, **made)
         self.pos_drop = layers.Dropout(c.dropout)
         self.norm_pre = norm(c.pre_norm)
-        shared, T = c.position == "shared_relative_mlp", c.prefix_tokens
-        of_all = relative.RelativeMlp(c.relative_width, c.heads, T, **made) if shared else None
-        self.shared_rel_pos = of_all
+        self.shared_rel_pos = shared_by_blocks(c, **made)
         self.blocks = nn.Sequential(*(blocks.build(c, i, **made) for i in range(c.depth)))
         self.norm = norm(c.final_norm == "before_pool")
         self.attn_pool = AttentionPool(c, **made) if c.pool == "map" else None
@@ -105,14 +98,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     def make_head(self, **made: Any) -> None:
         """The classifier of the configuration, in the place of the one there was."""
-        c, size = self.config, self.head_hidden_size
-        self.head = nn.Linear(size, c.classes, **made) if c.classes else nn.Identity()
-        normed = c.head == "token_norm"
-        self.head_norm = nn.LayerNorm(c.classes, **made) if normed else nn.Identity()
-        second = c.head == "distilled" and c.classes
-        self.head_dist = nn.Linear(size, c.classes, **made) if second else nn.Identity()
-        for part in (self.head, self.head_norm, self.head_dist):
-            part.train(self.training)
+        made_now = classifiers(self.config, self.head_hidden_size, **made)
+        self.head, self.head_norm, self.head_dist = (part.train(self.training) for part in made_now)
         self.note_kinds()
 
     def note_kinds(self) -> None:
@@ -188,8 +175,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         with self._reference_precision():
             dtype = dispatch.compute_dtype(self)
             x = self.fused_embed(image, seeds) if fused else self._embed(image, seeds)
-            for i, bias in enumerate(self.attention_biases(self.grid_of(image), stop, mask)):
-                x = self._block(i, x, bias, seeds, fused, dtype)
+            for i, places in enumerate(self._places(self.grid_of(image), stop, mask)):
+                x = self._block(i, x, places, seeds, fused, dtype)
                 if i in take:
                     kept[i] = self.norm(x) if norm else x
         return x, [kept[i] for i in sorted(kept)]
@@ -206,8 +193,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         self.check_weights("the fused path")
         seeds = self._seeds(image.device)
         x = self.fused_embed(image, seeds)
-        for i, bias in enumerate(self.attention_biases(self.grid_of(image), len(self.blocks))):
-            x = self._block(i, x, bias, seeds, True, dtype)
+        for i, places in enumerate(self._places(self.grid_of(image), len(self.blocks))):
+            x = self._block(i, x, places, seeds, True, dtype)
         return self.fused_head(x, seeds, dtype) if head else layers.layernorm(self.norm, x)
 
     def fused_embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
@@ -246,8 +233,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         seeds = self._seeds(image.device)
         with self._reference_precision():
             x = self._embed(image, seeds)
-            for i, bias in enumerate(self.attention_biases(self.grid_of(image), len(self.blocks))):
-                x = self._block(i, x, bias, seeds, False, None)
+            for i, places in enumerate(self._places(self.grid_of(image), len(self.blocks))):
+                x = self._block(i, x, places, seeds, False, None)
             x = self.norm(x)
             return classified(self, self.fc_norm(pooled(self, x)), seeds) if head else x
 
@@ -264,18 +251,19 @@ class ViT(TimmApi, WeightMemory, ModelTools):
     # ---- what the paths share ----
 
     def _block(
-        self, i: int, x: Tensor, bias: Tensor | None, seeds: Tensor | None, fused: bool,
+        self, i: int, x: Tensor, places: Places, seeds: Tensor | None, fused: bool,
         dtype: torch.dtype | None,
     ) -> Tensor:  # fmt: skip
         """Block `i`; its seeds are three: site 0 is the embedding's, the last one the head's."""
         block: Any = self.blocks[i]
+        bias, turns = places
         own = None if seeds is None else seeds[1 + 3 * i : 4 + 3 * i]
         run: Callable[..., Tensor] = block
         given: tuple[Any, ...] = (x,)  # a foreign module in a block's place
         if fused:
-            run, given = block.fused, (x, bias, own, dtype)
+            run, given = block.fused, (x, bias, own, dtype, None, turns)
         elif hasattr(block, "fused"):
-            given = (x, bias, own)
+            given = (x, bias, own, turns)
         if self.grad_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(run, *given, use_reentrant=False)
         return run(*given)
@@ -293,17 +281,22 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         attn = getattr(self.blocks[block], "attn", None)
         return attn.relative_bias((grid_y, grid_x)) if isinstance(attn, layers.Attention) else None
 
-    def attention_biases(
+    def _places(
         self, grid: positions.Grid, count: int, mask: Tensor | None = None
-    ) -> Iterator[Tensor | None]:
-        """`attention_bias` of the first blocks, one after the other, with a mask on top."""
+    ) -> Iterator[Places]:
+        """`attention_bias` with a mask on top, and `rotation`, of one block after the other."""
         bias = None
         for i in range(count):
             if not i or self.shared_rel_pos is None:  # a shared one is made once
                 bias = self.attention_bias(i, *grid)
                 if mask is not None:
                     bias = mask if bias is None else mask + bias
-            yield bias
+            yield bias, self.rotation(i, grid)
+
+    def rotation(self, block: int, grid: positions.Grid) -> Tensor | None:
+        """The table of a block's rotary positions, (H or 1, S, E), or None without them."""
+        rope = self.rope
+        return None if rope is None else rope.table(block, grid, self.patch_embed_weight)
 
     def grid_of(self, image: Tensor) -> positions.Grid:
         """Patches down and across such an image."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .names_rotary import WHOLE as ROTARY
+
 Fields = dict[str, Any]  # of ViTConfig
 
 # name: (width D, depth, heads H, MLP width F), from the ViT paper, DeiT (Ti) and Scaling ViT (g)
@@ -198,7 +200,8 @@ def usual() -> list[str]:
 def timm_names() -> list[str]:
     """Every name of timm's that is known, as timm writes it."""
     sized = [f"{stem}_{size}" for stem, (_, sizes) in TIMM.items() for size in sizes]
-    return sorted([*sized, *(stem for stem, (_, sizes) in TIMM.items() if not sizes), *_WHOLE])
+    bare = (stem for stem, (_, sizes) in TIMM.items() if not sizes)
+    return sorted([*sized, *bare, *_WHOLE, *ROTARY])
 
 
 def fields_of(name: str) -> Fields | None:
@@ -220,6 +223,8 @@ def _short(name: str) -> Fields | None:
 
 def _timm(name: str) -> Fields | None:
     name = name.removeprefix("timm/").partition(".")[0]  # of "timm/name.pretrained_tag"
+    if name in ROTARY:
+        return dict(ROTARY[name])
     if name in _WHOLE:
         word, changes = _WHOLE[name]
         return _of_sizes(TIMM_WORDS[word], 16) | changes

@@ -111,11 +111,15 @@ def fused_forward(model: ViT, batches: list[Tensor], features: bool) -> list[Ten
     dtype = dispatch.compute_dtype(model)
     embedded = [model.fused_embed(image, None) for image in batches]
     tokens = [rows.shape[1] for rows in embedded]
+    grids, rope = [model.grid_of(image) for image in batches], model.rope
     x = torch.cat(embedded, 1)
     offsets = torch.tensor([0, *accumulate(tokens)], dtype=torch.int32, device=x.device)
-    for block in model.blocks:
+    for i, block in enumerate(model.blocks):
         one: Any = block
-        x = one.fused(x, None, None, dtype, offsets)
+        turned = None
+        if rope is not None:
+            turned = torch.cat([rope.table(i, grid, x) for grid in grids], 1)
+        x = one.fused(x, None, None, dtype, offsets, turned)
     if features:
         return list(layers.layernorm(model.norm, x).split(tokens, 1))
     # Each by itself: what is no operator of a head runs in PyTorch, whose bits depend on the batch.

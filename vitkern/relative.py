@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from . import positions
+from .config import ViTConfig
 
 _DROPPED = 0.125  # of the hidden columns while training, as timm
 
@@ -40,3 +41,10 @@ class RelativeMlp(nn.Module):
         index = positions.relative_index(grid, 0, table.device)
         T = self.prefix
         return nn.functional.pad(table[index].permute(2, 0, 1), (T, 0, T, 0))
+
+
+def shared_by_blocks(c: ViTConfig, **made: Any) -> RelativeMlp | None:
+    """The one that all blocks of a configuration share, if they do."""
+    if c.position != "shared_relative_mlp":
+        return None
+    return RelativeMlp(c.relative_width, c.heads, c.prefix_tokens, **made)

@@ -24,9 +24,10 @@ def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
     """Write a model's weights; the result is the name of the layout that was written.
 
     layout: "timm" (a .safetensors file that `load` reads with its whole configuration), a Hugging
-    Face model ("hf_vit", "hf_deit", "hf_dinov2", "hf_clip", "hf_siglip", "hf_beit"; "huggingface"
-    is the one that fits), which is a folder with config.json, or "torchvision", "open_clip",
-    "beit", "dinov2" (.safetensors files) or "jax" (.npz).
+    Face model ("hf_vit", "hf_deit", "hf_dinov2", "hf_dinov3", "hf_clip", "hf_siglip", "hf_beit";
+    "huggingface" is the one that fits), which is a folder with config.json, or "torchvision",
+    "open_clip", "beit", "dinov2" (.safetensors files) or "jax" (.npz). timm's names are those of
+    its class Eva ("eva") where a model has blocks that only this one has.
     """
     if not isinstance(model, ViT):
         raise TypeError(f"{WHO}: expected a vitkern.ViT, got {type(model).__name__}")
@@ -34,7 +35,9 @@ def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
         names = ", ".join([HUGGING_FACE, *BY_NAME])
         raise ValueError(f"{WHO}: layout must be one of {names}, not {layout!r:.40}")
     chosen = _fitting(model.config) if layout == HUGGING_FACE else BY_NAME[layout]
-    why = chosen.export_refusal(model.config)
+    if chosen.name == "timm" and not BY_NAME["eva"].unwritable(model.config):
+        chosen = BY_NAME["eva"]  # timm's other class of Vision Transformers
+    why = chosen.unwritable(model.config)
     if why:
         raise Refused(f"{WHO}: {chosen.title} cannot hold this model: {why}")
     about = chosen.export_config(model.config)
@@ -57,7 +60,7 @@ def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
 
 def _fitting(config: ViTConfig) -> Layout:
     theirs = [layout for layout in LAYOUTS if layout.name.startswith("hf_")]
-    whys = {layout: layout.export_refusal(config) for layout in theirs}
+    whys = {layout: layout.unwritable(config) for layout in theirs}
     for layout, why in whys.items():
         if not why:
             return layout

@@ -56,12 +56,14 @@ def summarise(model: ViT, image_size: int | tuple[int, int] | None = None) -> Su
     add("patch_embed.proj", (N, D), model.patch_embed.proj, work)
     own = sum(p.numel() for p in model.parameters(recurse=False))
     add("tokens, positions", (S, D), own)
+    if model.rope is not None:
+        add("rope", (S, c.head_dim), model.rope)
     add("norm_pre", (S, D), model.norm_pre)
     for i, block in enumerate(model.blocks):
         # qkv and projection: 4 D^2 a row; q k^T and weights v: 2 S D a row
         attn, mlp = _count(block, "norm1", "attn", "ls1"), _count(block, "norm2", "mlp", "ls2")
         add(f"blocks.{i}.attn", (S, D), attn, S * (4 * D * D + 2 * S * D))
-        add(f"blocks.{i}.mlp", (S, D), mlp, S * 2 * D * F)
+        add(f"blocks.{i}.mlp", (S, D), mlp, S * D * (c.hidden_rows + F))
     add("norm", (S, D), model.norm)
     lead = (S,) if c.pool == "none" else ()
     many, size = (S if lead else 1), model.head_hidden_size

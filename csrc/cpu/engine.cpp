@@ -39,6 +39,11 @@ Engine::Engine(Isa isa, const EngineConfig& config) : isa_(isa), config_(config)
   c.count("a patch", {config.channels, config.patch_y, config.patch_x});
   c.activation(config.activation), c.precision(config.precision);
   c.norm(config.norm), c.order(config.order);
+  c.size("rotary_heads", config.rotary_heads);
+  if (config.rotary_heads > 1 && config.rotary_heads != config.heads)
+    c.refuse("rotary_heads must be 0, 1 or heads");
+  if (config.rotary_heads && (config.width / config.heads) % 2)
+    c.refuse("channels of a head are turned in pairs, and there is an odd number of them");
 }
 
 void Engine::check_open() const {
@@ -93,6 +98,8 @@ class Engine::Reader {
   bool has_norm(const std::string& name) const {
     return e_.vectors_.count(name + ".weight") || e_.vectors_.count(name + ".bias");
   }
+
+  bool has_matrix(const std::string& name) const { return e_.matrices_.count(name + ".weight"); }
 
   NormVectors norm(const std::string& name, int64_t n, bool required) {
     if (!required && !has_norm(name)) return {};
@@ -156,7 +163,14 @@ void Engine::finish() {
     b.proj = read.linear(at + "attn.proj", c.width, c.width, true);
     b.gamma1 = read.vector(at + "ls1.gamma", c.width, false);
     b.norm2 = read.norm(at + "norm2", c.width, true);
-    b.fc1 = read.linear(at + "mlp.fc1", c.mlp_width, c.width, true);
+    b.attention_norm = read.norm(at + "attn.norm", c.width, false);
+    b.mlp_norm = read.norm(at + "mlp.norm", c.mlp_width, false);
+    if (c.gated && read.has_matrix(at + "mlp.fc1_g")) {
+      b.gate = read.linear(at + "mlp.fc1_g", c.mlp_width, c.width, true);
+      b.fc1 = read.linear(at + "mlp.fc1_x", c.mlp_width, c.width, true);
+    } else {
+      b.fc1 = read.linear(at + "mlp.fc1", (c.gated ? 2 : 1) * c.mlp_width, c.width, true);
+    }
     b.fc2 = read.linear(at + "mlp.fc2", c.width, c.mlp_width, true);
     b.gamma2 = read.vector(at + "ls2.gamma", c.width, false);
     layers.blocks.push_back(b);
@@ -199,6 +213,9 @@ void Engine::forward(std::span<const EngineInput> inputs) const {
         (other.kept.size() != layers.blocks.size() || other.pool != Pool::tokens))
       throw std::invalid_argument(
           "vitkern engine: kept has a place for every block or is empty, and pool is tokens");
+    if (other.turns.size() != (c.rotary_heads ? layers.blocks.size() : 0))
+      throw std::invalid_argument(
+          "vitkern engine: turns for every block, if rotary_heads says so, else for none");
     add_images(other, head.panels ? head.N : c.width, images);
   }
   const auto patches = [&](const ForwardImage& i) { return (i.Y / c.patch_y) * (i.X / c.patch_x); };
@@ -234,7 +251,10 @@ void Engine::forward(std::span<const EngineInput> inputs) const {
                           .activation = c.activation,
                           .pool = in.pool,
                           .norm_kind = c.norm,
-                          .order = c.order});
+                          .order = c.order,
+                          .gated = c.gated,
+                          .rotary_heads = layers.blocks.empty() ? 0 : c.rotary_heads,
+                          .rotary_half = c.rotary_half});
 }
 
 // The images of an input, one by one, after a look at the batch as a whole; width: of y's rows.
@@ -264,6 +284,7 @@ void Engine::add_images(const EngineInput& in, int64_t width,
                       .prefix = in.prefix,
                       .position = in.position,
                       .biases = in.biases.empty() ? nullptr : in.biases.data(),
+                      .turns = in.turns.empty() ? nullptr : in.turns.data(),
                       .y = in.y + i * each,
                       .kept = in.kept.empty() ? nullptr : in.kept.data(),
                       .kept_at = i * each});

@@ -20,7 +20,7 @@ enum class Precision : int32_t {
   // under a name of its own; attention as in bf16.
   int8,
 };
-enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
+enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, silu, tanh };
 // Of rows: about the mean and by the spread, by the root mean square, or left as they are.
 enum class NormKind : int32_t { layer, rms, none };
 // A block: x + branch(norm(x)) twice; x + norm(branch(x)) twice; both branches of the same norm(x).
@@ -85,7 +85,9 @@ struct NormVectors {
 
 struct BlockWeights {
   NormVectors norm1, q_norm, k_norm, norm2;
+  NormVectors attention_norm, mlp_norm;  // before proj and before fc2
   PackedLinear qkv, proj, fc1, fc2;
+  PackedLinear gate;  // of fc1's columns; absent: there is none, or fc1 has its rows first
   const float* gamma1 = nullptr;  // (D) LayerScale or null
   const float* gamma2 = nullptr;
 };
@@ -100,6 +102,7 @@ struct ForwardImage {
   const float* prefix;         // (T, D) or null
   const float* position;       // (patches, D) or null
   const float* const* biases;  // (depth) of attention, each (H, S, S); or null
+  const float* const* turns;   // (depth) of queries and keys, each (rotary_heads, S, E); or null
   float* y;                    // tokens (S, D), or pooled (D), or logits (classes)
   float* const* kept;          // (depth): where the tokens (S, D) after each block go; or null
   int64_t kept_at;             // this image's place there, in floats
@@ -123,6 +126,9 @@ struct forward_args {
   Pool pool;
   NormKind norm_kind;
   Order order;
+  bool gated;            // the MLP: silu(gate) * value
+  int64_t rotary_heads;  // tables of turns: 0, 1 for all heads, or H
+  bool rotary_half;      // turn.hpp
 };
 
 // The entry points of an instruction set; null where its base (isas.inc) serves instead.

@@ -111,8 +111,8 @@ finish = Call("finish()", lambda engine, memory: engine.finish(), plain=True)
 FORWARD = {
     "threads": 2, "dtype": _C.DType.f32, "B": 2, "Y": 8, "X": 4, "T": 1, "pool": _C.Pool.token,
     "head": True, "image": None, "prefix": None, "position": None, "mean": 0, "std": 0, "y": None,
-    "strides": (96, 32, 4, 1), "biases": [], "blocks": 1, "norm": True, "kept": [],
-    "norm_kept": False,
+    "strides": (96, 32, 4, 1), "biases": [], "turns": [], "blocks": 1, "norm": True,
+    "kept": [], "norm_kept": False,
 }  # fmt: skip
 
 

@@ -185,8 +185,9 @@ def test_shards_are_read_together(model, tmp_path):
 
 def test_what_vitkern_lacks_is_named(tmp_path):
     pieces = {
-        "rotary positions": {"rope_embed.periods": torch.ones(3)},
-        "the SwiGLU MLP": {"blocks.0.mlp.w12.weight": torch.ones(3)},
+        "another gated MLP than those of timm and DINOv2": {
+            "blocks.0.mlp.w1.weight": torch.ones(3)
+        },
         "the hybrid's convolutional stem": {"patch_embed.backbone.stem.conv.weight": torch.ones(3)},
         "parallel blocks": {"blocks.0.attns.0.qkv.weight": torch.ones(3)},
     }

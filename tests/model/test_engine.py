@@ -368,6 +368,7 @@ def test_native_engine_refuses_a_missing_or_misshapen_weight():
     kinds = dict(
         activation=_C.Activation.gelu, precision=_C.Precision.fp32,
         norm=_C.NormKind.layer, order=_C.Order.pre_norm,
+        gated=False, rotary_heads=0, rotary_half=False,
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"patch_embed.proj.weight' is missing"):
         _C.Engine("", **sizes, **kinds).finish()

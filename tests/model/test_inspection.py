@@ -5,7 +5,7 @@ import torch
 
 from tests.model.tiny_models import OPTIONS, force, picture, tiny
 from vitkern import inspection
-from vitkern.layers import Block
+from vitkern.blocks import Block
 
 
 def plain_maps(model, image):

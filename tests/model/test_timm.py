@@ -160,11 +160,9 @@ def test_accelerates_timm_models(name, precision):
 REFUSED = {
     "global_pool='max'": {"global_pool": "max"},
     "patch dropout": {"patch_drop_rate": 0.1},
-    "expected a plain Mlp": {"mlp_layer": timm.layers.SwiGLUPacked},
+    "gated otherwise": {"mlp_layer": timm.layers.GluMlp},
     "the activation ReLU": {"act_layer": "relu"},
     "SimpleNorm": {"norm_layer": timm.layers.SimpleNorm},
-    "norm inside": {"scale_mlp_norm": True},
-    "norm or gate after attention": {"scale_attn_norm": True},
     "without a bias": {"proj_bias": False},
     "dynamic_img_pad": {"dynamic_img_pad": True},
     "mean pooling over class": {"global_pool": "avg", "pool_include_prefix": True},

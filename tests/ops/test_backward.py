@@ -12,7 +12,7 @@ from vitkern.registry import REGISTRY, resolve
 
 CHOSEN = ""  # by cpu_blas.py, where that is faster
 # Gradients that are the reference's (cpu_backward.py).
-NOT_NATIVE = {"image", "attention.bias"}
+NOT_NATIVE = {"image": "patch_embed", "attention.bias": "attention+bias", "rotary.table": "rotary"}
 
 
 def names_of(spec, inputs):
@@ -94,8 +94,7 @@ def test_attention_takes_tiles_of_queries(S, isa):
 
 @pytest.mark.parametrize("name", sorted(NOT_NATIVE))
 def test_what_no_kernel_has_is_the_references(name):
-    op, _, argument = name.rpartition(".")
-    spec = REGISTRY["attention+bias" if op else "patch_embed"]
+    argument, spec = name.rpartition(".")[2], REGISTRY[NOT_NATIVE[name]]
     inputs = spec.make_inputs(spec.cases[2], FP32)
     assert native_gradients(spec, inputs, [argument]) is None
     (truth,) = gradients(spec, inputs, [argument], torch.float64, spec.op.reference)

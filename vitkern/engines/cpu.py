@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,6 +23,10 @@ _NORMS = {"layernorm": _C.NormKind.layer, "rmsnorm": _C.NormKind.rms}
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
 _HEAD = ("head.", "head_norm.", "head_dist.", "pre_logits.", "attn_pool.")
 _STEM = "patch_embed.backbone."  # which runs in PyTorch
+# Parameters of attention that the engine takes as one: attn.qkv.
+_SEPARATE = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
+_SEPARATE_WEIGHTS = tuple(f"{name}.weight" for name in _SEPARATE)
+_SEPARATE_BIASES = (*(f"{name}.bias" for name in _SEPARATE), "attn.q_bias", "attn.v_bias")
 _CALLS_KEPT = 64  # kinds of calls, by the image's shape and strides
 # Image sizes whose positions are remembered; fewer with attention biases, which are (H, S, S).
 _GRIDS_KEPT, _GRIDS_WITH_BIASES_KEPT = 64, 8
@@ -56,6 +60,8 @@ class CpuEngine(Engine):
             heads=c.heads, mlp_width=c.mlp_width, depth=c.depth, eps=c.norm_eps,
             activation=cpu.ACTIVATIONS[c.activation], precision=cpu.PRECISIONS[precision],
             norm=_NORMS[c.norm], order=_ORDERS.get(c.block, _C.Order.pre_norm),
+            gated=c.mlp != "plain", rotary_half=c.rope_half,
+            rotary_heads={"none": 0, "mixed": c.heads}.get(c.rope, 1),
         )  # fmt: skip
         self._whole_head = _has_whole_head(c)
         self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()
@@ -74,7 +80,7 @@ class CpuEngine(Engine):
                 for t in (c.mean, c.std)
             ]
         self._native.finish()
-        if not self.matrices:
+        if precision == "int8":
             self.own_bytes = self._native.packed_bytes
 
     def _take_panels(self, layout: int) -> None:
@@ -84,8 +90,13 @@ class CpuEngine(Engine):
         }
         for name, panels in self.matrices.items():
             self._native.set_packed(name, panels)
+        for name, weight in _joined_weights(model, dict(model.named_parameters())).items():
+            panels = packing.unshared(weight, layout)
+            self.own_bytes += panels.bytes
+            self._native.set_packed(name, panels)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._set_vector(name, parameter.detach())
+        self._set_joined_biases()
 
     def _take_parallel(self) -> None:
         """Blocks whose projection is of MLP and attention in one, by the names of others."""
@@ -113,8 +124,13 @@ class CpuEngine(Engine):
 
     def _take_integers(self) -> None:
         self.model.check_weights("the precision int8")
-        names = set(matrix_names(self.model))
-        for name, value in int8.state_of(self.model).items():
+        names, state = set(matrix_names(self.model)), int8.state_of(self.model)
+        for name, joined in _joined_weights(self.model, state).items():
+            self._set_matrix(name, _C.DType.i8, joined.integers, cpu.address(joined.scales))
+        self._set_joined_biases()
+        for name, value in state.items():
+            if name.endswith(_SEPARATE_WEIGHTS):
+                continue
             if isinstance(value, int8.Quantised):
                 self._set_matrix(name, _C.DType.i8, value.integers, cpu.address(value.scales))
             elif name in names:  # which int8 leaves in floats
@@ -129,13 +145,22 @@ class CpuEngine(Engine):
 
     def _set_vector(self, name: str, parameter: Tensor) -> None:
         """Hand a norm, bias or gamma to C++, which refuses what it does not know."""
-        if parameter.ndim != 1 or name.startswith(_in_torch(self.config)) or _is_position(name):
+        separate = name.endswith(_SEPARATE_BIASES)  # _set_joined_biases has them
+        elsewhere = name.startswith(_in_torch(self.config)) or _is_position(name)
+        if parameter.ndim == 1 and not separate and not elsewhere:
+            vector = cpu.vector(parameter)
+            self._native.set_vector(name, vector.data_ptr(), vector.numel())
+
+    def _set_joined_biases(self) -> None:
+        """Biases of queries, keys and values that are not one parameter."""
+        c = self.config
+        if not c.qkv_bias or (c.key_bias and not c.separate_qkv):
             return
-        if name.endswith((".q_bias", ".v_bias")):  # which are one with zeros for keys between them
-            attn: Any = self.model.get_submodule(name.rpartition(".")[0])
-            name, parameter = f"{name[:-7]}.qkv.bias", attn.bias().detach()
-        vector = cpu.vector(parameter)
-        self._native.set_vector(name, vector.data_ptr(), vector.numel())
+        for i, block in enumerate(self.model.blocks):
+            one: Any = block
+            vector = cpu.vector(one.attn.qkv_bias().detach())
+            name = f"blocks.{i}.attn.qkv.bias"
+            self._native.set_vector(name, vector.data_ptr(), vector.numel())
 
     @property
     def isa(self) -> str:
@@ -235,16 +260,28 @@ class CpuEngine(Engine):
                     self.model.attention_bias(i, grid_y, grid_x) for i in range(self.config.depth)
                 ]
                 biases = [cpu.vector(b) for b in biases if b is not None]
+                turns = self._turns((grid_y, grid_x))
             addresses = {
                 "prefix": cpu.address(prefix),
                 "position": cpu.address(position),
                 "biases": [cpu.address(b) for b in biases],
+                "turns": [cpu.address(t) for t in turns],
             }
-            found = self._grids[grid_y, grid_x] = _Grid((prefix, position, *biases), addresses)
+            tensors = (prefix, position, *biases, *turns)
+            found = self._grids[grid_y, grid_x] = _Grid(tensors, addresses)
             while len(self._grids) > (_GRIDS_WITH_BIASES_KEPT if biases else _GRIDS_KEPT):
                 self._grids.popitem(last=False)
                 self._calls.clear()  # which keep their grids' memory
         return found
+
+    def _turns(self, grid: tuple[int, int]) -> list[Tensor]:
+        """The table of rotary positions of each block: one that all share, unless they differ."""
+        if self.config.rope == "none":
+            return []
+        count = range(self.config.depth if self.config.rope == "mixed" else 1)
+        tables = [_copy(self.model.rotation(i, grid)) for i in count]
+        found = [table for table in tables if table is not None]
+        return found if self.config.rope == "mixed" else found * self.config.depth
 
 
 _Key = tuple[str, torch.Size, tuple[int, ...], torch.dtype]  # what is wanted of which image
@@ -264,14 +301,36 @@ def matrix_names(model: ViT) -> list[str]:
     return [
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if parameter.ndim != 1 and not _is_position(name) and not name.startswith(in_torch)
+        if parameter.ndim != 1
+        and not _is_position(name)
+        and not name.endswith(_SEPARATE_WEIGHTS)
+        and not name.startswith(in_torch)
     ]
 
 
 def _is_position(name: str) -> bool:
-    """Whether `_of_grid` reads a parameter: prefix rows, positions, and what biases are made of."""
+    """Whether `_of_grid` reads a parameter: prefix rows, positions, what biases are made of."""
     relative = name.endswith(".relative_position_bias_table") or "rel_pos." in name
-    return relative or name in positions.ROWS
+    return relative or name == "rope.freqs" or name in positions.ROWS
+
+
+def _joined_weights(model: ViT, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights of queries, keys and values that are three parameters, as one for each block.
+
+    state: tensors, or quantised weights, by name.
+    """
+    if not model.config.separate_qkv:
+        return {}
+    found: dict[str, Any] = {}
+    for i in range(model.config.depth):
+        parts = [state[f"blocks.{i}.{name}"] for name in _SEPARATE_WEIGHTS]
+        if isinstance(parts[0], int8.Quantised):
+            integers = torch.cat([part.integers for part in parts])
+            joined: Any = int8.Quantised(integers, torch.cat([part.scales for part in parts]))
+        else:
+            joined = torch.cat([part.detach() for part in parts])
+        found[f"blocks.{i}.attn.qkv.weight"] = joined
+    return found
 
 
 def _in_torch(config: ViTConfig) -> tuple[str, ...]:

@@ -6,20 +6,17 @@ timm itself is never imported: its models are recognised by what they have.
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 
 from ..config import ViTConfig
+from .timm_blocks import absent, fields_of, refuse, rope_fields
 
-_ACTIVATIONS = {"GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
 _POOLS = {"token": "token", "avg": "mean", "map": "map", "": "none"}
-_KINDS = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos", "Beit")
-_BLOCKS = {
-    "Block": "pre_norm", "RelPosBlock": "pre_norm", "ResPostBlock": "post_norm",
-    "ResPostRelPosBlock": "post_norm", "ParallelScalingBlock": "parallel",
-    "ParallelThingsBlock": "twin",
-}  # fmt: skip
+_KINDS = (
+    "VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos", "Beit", "Eva",
+)  # fmt: skip
 _NORMS = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm"}
 # Names of timm's that are not vitkern's. "{i}": a tensor that all blocks share.
 _RENAMED = (
@@ -32,7 +29,7 @@ _RENAMED = (
 
 
 def config_of(model: nn.Module) -> ViTConfig:
-    """The configuration of a timm VisionTransformer; a ValueError names what is unsupported."""
+    """The configuration of a timm VisionTransformer or Eva; a ValueError says why not."""
     return _config(model)
 
 
@@ -52,15 +49,14 @@ def _config(model: Any) -> ViTConfig:
     """`config_of` of what a foreign class has: its attributes are looked for, not declared."""
     kind = type(model).__name__
     if kind not in _KINDS or not hasattr(model, "blocks"):
-        _refuse(f"a {kind} is not a timm VisionTransformer")
-    if getattr(model, "rope", None) is not None:
-        _refuse("rotary positions are not supported")
+        refuse(f"a {kind} is not a timm VisionTransformer")
     if not len(model.blocks):
-        _refuse("the model has no blocks")
+        refuse("the model has no blocks")
     if type(model.head) not in (nn.Linear, nn.Identity):
-        _refuse(f"the head is a {type(model.head).__name__}, expected a Linear or none")
+        refuse(f"the head is a {type(model.head).__name__}, expected a Linear or none")
     proj, blocks = _patch_projection(model), _blocks(model)
-    class_token, registers = model.cls_token is not None, int(getattr(model, "num_reg_tokens", 0))
+    class_token, distilled = model.cls_token is not None, kind == "VisionTransformerDistilled"
+    registers = int(model.num_prefix_tokens) - class_token - distilled
     size, stem = tuple(model.patch_embed.img_size), _stem(model.patch_embed) or "none"
     channels = proj.in_channels if stem == "none" else model.patch_embed.in_chans
     return ViTConfig(
@@ -77,13 +73,14 @@ def _config(model: Any) -> ViTConfig:
         pool=_pool(model, class_token or registers > 0),
         position_covers_prefix=not getattr(model, "no_embed_class", False),
         dynamic_image_size=bool(getattr(model, "dynamic_img_size", False)),
-        head="distilled" if kind == "VisionTransformerDistilled" else "linear",
+        head="distilled" if distilled else "linear",
         dropout=model.pos_drop.p if hasattr(model, "pos_drop") else 0.0,
         head_dropout=model.head_drop.p,
         drop_path=_drop_path(model.blocks[-1]),
         **_position(model),
         **_norms(model),
         **blocks,
+        **rope_fields(model),
         **_pixels(model, channels),
     )
 
@@ -95,15 +92,15 @@ def _patch_projection(model: Any) -> nn.Conv2d:
         return embed.backbone[2].conv
     known = type(embed).__name__ == "PatchEmbed" or _stem(embed)
     if not known or type(proj) is not nn.Conv2d:
-        _refuse(f"patch_embed is a {type(embed).__name__}, expected a plain patch projection")
+        refuse(f"patch_embed is a {type(embed).__name__}, expected a plain patch projection")
     if len({*proj.kernel_size, *proj.stride}) != 1:
-        _refuse(f"patches {proj.kernel_size}, stride {proj.stride} are not square and adjacent")
-    if not _absent(getattr(embed, "norm", None)) or getattr(embed, "dynamic_img_pad", False):
-        _refuse("a norm inside patch_embed and dynamic_img_pad are not supported")
-    if not _absent(getattr(model, "patch_drop", None)):
-        _refuse("patch dropout is not supported")
-    if (proj.bias is None) != (not _absent(getattr(model, "norm_pre", None))):
-        _refuse("the patch projection has a bias exactly when there is no norm_pre")
+        refuse(f"patches {proj.kernel_size}, stride {proj.stride} are not square and adjacent")
+    if not absent(getattr(embed, "norm", None)) or getattr(embed, "dynamic_img_pad", False):
+        refuse("a norm inside patch_embed and dynamic_img_pad are not supported")
+    if not absent(getattr(model, "patch_drop", None)):
+        refuse("patch dropout is not supported")
+    if (proj.bias is None) != (not absent(getattr(model, "norm_pre", None))):
+        refuse("the patch projection has a bias exactly when there is no norm_pre")
     return proj
 
 
@@ -138,12 +135,12 @@ def _position(model: Any) -> dict[str, Any]:
     if shared is None and own is None and table is None:
         return {"position": "learned" if absolute else "none"}
     if absolute or (shared is not None and (own is not None or table is not None)):
-        _refuse("positions of two kinds, absolute and relative or shared and not, together")
+        refuse("positions of two kinds, absolute and relative or shared and not, together")
     relative: Any = own if shared is None else shared
     if type(relative).__name__ != "RelPosMlp":
         return {"position": "relative"}
     if relative.mode != "cr":
-        _refuse(f"relative positions in mode {relative.mode!r} are not supported")
+        refuse(f"relative positions in mode {relative.mode!r} are not supported")
     kind = "relative_mlp" if shared is None else "shared_relative_mlp"
     return {"position": kind, "relative_width": relative.mlp.fc1.out_features}
 
@@ -155,28 +152,28 @@ def _drop_path(block: Any) -> float:
 
 def _pool(model: Any, prefix: bool) -> str:
     if model.global_pool not in _POOLS:
-        _refuse(f"global_pool={model.global_pool!r} is not supported: token, avg, map or none")
+        refuse(f"global_pool={model.global_pool!r} is not supported: token, avg, map or none")
     if model.global_pool == "map":
         pool = model.attn_pool
         plain = type(pool).__name__ == "AttentionPoolLatent" and pool.pool == "token"
         plain = plain and pool.num_heads == model.blocks[0].attn.num_heads
-        plain = plain and pool.pos_embed is None and pool.latent_len == 1 and _absent(pool.q_norm)
+        plain = plain and pool.pos_embed is None and pool.latent_len == 1 and absent(pool.q_norm)
         if not plain:
-            _refuse("attention pooling is that of SigLIP alone: one query, the model's heads")
+            refuse("attention pooling is that of SigLIP alone: one query, the model's heads")
     if model.global_pool == "avg" and prefix and getattr(model, "pool_include_prefix", False):
-        _refuse("mean pooling over class and register tokens is not supported")
+        refuse("mean pooling over class and register tokens is not supported")
     return _POOLS[model.global_pool]
 
 
 def _norms(model: Any) -> dict[str, Any]:
-    places = [n for n in ("norm", "fc_norm") if not _absent(getattr(model, n))]
+    places = [n for n in ("norm", "fc_norm") if not absent(getattr(model, n))]
     pre = getattr(model, "norm_pre", None)
     if len(places) > 1:
-        _refuse("norm and fc_norm together are not supported")
+        refuse("norm and fc_norm together are not supported")
     names = {"norm": "before_pool", "fc_norm": "after_pool"}
     return {
         "final_norm": names[places[0]] if places else "none",
-        "pre_norm": not _absent(pre),
+        "pre_norm": not absent(pre),
         **_norm_kind(model),
     }
 
@@ -185,117 +182,27 @@ def _norm_kind(model: Any) -> dict[str, Any]:
     """Of every norm: they are of one kind, with one eps."""
     found: set[tuple[str, float]] = set()
     for name, norm in model.named_modules():
-        if "norm" not in name.rpartition(".")[2] or _absent(norm) or name.startswith("patch_embed"):
+        if "norm" not in name.rpartition(".")[2] or absent(norm) or name.startswith("patch_embed"):
             continue
         kind = "LayerNorm" if isinstance(norm, nn.LayerNorm) else type(norm).__name__
         if kind not in _NORMS or norm.weight is None or getattr(norm, "bias", 0) is None:
-            _refuse(f"a {type(norm).__name__} without the usual weight and bias is not supported")
+            refuse(f"a {type(norm).__name__} without the usual weight and bias is not supported")
         found.add((_NORMS[kind], norm.eps))
     if len(found) != 1:
-        _refuse(f"norms of different kinds or eps {sorted(found)} are not supported")
+        refuse(f"norms of different kinds or eps {sorted(found)} are not supported")
     kind, eps = found.pop()
     return {"norm": kind, "norm_eps": eps}
 
 
 def _blocks(model: Any) -> dict[str, Any]:
-    found = [_block(block, f"blocks.{i}") for i, block in enumerate(model.blocks)]
+    found = [fields_of(block, f"blocks.{i}") for i, block in enumerate(model.blocks)]
     for i, fields in enumerate(found):
         if fields != found[0]:
-            _refuse(f"blocks.{i} differs from blocks.0: {fields} and {found[0]}")
+            refuse(f"blocks.{i} differs from blocks.0: {fields} and {found[0]}")
     return found[0]
-
-
-def _block(block: Any, name: str) -> dict[str, Any]:
-    kind = type(block).__name__
-    if kind not in _BLOCKS:
-        _refuse(f"{name} is a {kind}, expected one of {', '.join(_BLOCKS)}")
-    if _BLOCKS[kind] == "parallel":
-        return _parallel(block, name)
-    if _BLOCKS[kind] == "twin":
-        if len(block.attns) != 2:
-            _refuse(f"{name} has {len(block.attns)} parallel branches, expected 2")
-        pairs = zip(block.attns, block.ffns, strict=True)
-        one, two = [_branches(a.attn, f.mlp, a.ls, f.ls, f"{name} ({i})")
-                    for i, (a, f) in enumerate(pairs)]  # fmt: skip
-        if one != two:
-            _refuse(f"{name} has branches that differ: {one} and {two}")
-        return {"block": "twin", **one}
-    gamma = getattr(block, "gamma_1", None)
-    scales = (getattr(block, "ls1", None), getattr(block, "ls2", None))
-    found = {"block": _BLOCKS[kind], **_branches(block.attn, block.mlp, *scales, name)}
-    if _BLOCKS[kind] == "post_norm" or gamma is not None:
-        found["layer_scale"] = None if not block.init_values else float(block.init_values)
-    return found
-
-
-def _parallel(block: Any, name: str) -> dict[str, Any]:
-    if block.attn_out_proj is None or block.attn_out_proj.bias is None:
-        _refuse(f"{name} has one projection for both branches, or no bias, which is not supported")
-    gamma = getattr(block.ls, "gamma", None)
-    return {
-        "block": "parallel",
-        "heads": block.num_heads,
-        "mlp_width": block.mlp_out_proj.in_features,
-        "qkv_bias": block.in_proj.bias is not None,
-        "qk_norm": not _absent(block.q_norm),
-        "layer_scale": None if gamma is None else float(getattr(block.ls, "init_values", 1e-5)),
-        "activation": _activation(block.mlp_act, name),
-        "attention_dropout": block.attn_drop.p,
-        "projection_dropout": block.mlp_drop.p,
-    }
-
-
-def _activation(module: nn.Module, name: str) -> str:
-    act = type(module).__name__
-    if act == "GELU":
-        return "gelu" if getattr(module, "approximate", "none") == "none" else "gelu_tanh"
-    if act not in _ACTIVATIONS:
-        _refuse(f"{name} has the activation {act}, expected GELU (exact or tanh) or QuickGELU")
-    return _ACTIVATIONS[act]
-
-
-def _branches(attn: Any, mlp: Any, ls1: Any, ls2: Any, name: str) -> dict[str, Any]:
-    """What attention and MLP of a block are."""
-    kinds = {"attn": (attn, ("Attention", "RelPosAttention")), "mlp": (mlp, ("Mlp",))}
-    for part, (module, wanted) in kinds.items():
-        if type(module).__name__ not in wanted:
-            _refuse(f"{name}.{part} is a {type(module).__name__}, expected a plain {wanted[0]}")
-    if not _absent(getattr(attn, "norm", None)) or getattr(attn, "gate", None) is not None:
-        _refuse(f"{name}.attn has a norm or gate after attention, which is not supported")
-    if not _absent(getattr(mlp, "norm", None)):
-        _refuse(f"{name}.mlp has a norm inside, which is not supported")
-    linears = {"attn.qkv": attn.qkv, "attn.proj": attn.proj, "mlp.fc1": mlp.fc1, "mlp.fc2": mlp.fc2}
-    for part, linear in linears.items():
-        if type(linear) is not nn.Linear:
-            _refuse(f"{name}.{part} is a {type(linear).__name__}, expected nn.Linear")
-        if part != "attn.qkv" and linear.bias is None:
-            _refuse(f"{name}.{part} without a bias is not supported")
-    gamma = getattr(ls1, "gamma", None)
-    if (gamma is None) != (getattr(ls2, "gamma", None) is None):
-        _refuse(f"{name} has one LayerScale, expected two or none")
-    biases = getattr(attn, "q_bias", None) is not None
-    return {
-        "heads": attn.num_heads,
-        "mlp_width": mlp.fc1.out_features,
-        "qkv_bias": biases or attn.qkv.bias is not None,
-        "key_bias": not biases,
-        "qk_norm": not _absent(getattr(attn, "q_norm", None)),
-        "layer_scale": None if gamma is None else float(getattr(ls1, "init_values", 1e-5)),
-        "activation": _activation(mlp.act, name),
-        "attention_dropout": attn.attn_drop.p,
-        "projection_dropout": attn.proj_drop.p,
-    }
 
 
 def _pixels(model: Any, channels: int) -> dict[str, Any]:
     known = getattr(model, "pretrained_cfg", None) or {}
     stats = {n: known.get(n) for n in ("mean", "std")}
     return stats if all(v and len(v) == channels for v in stats.values()) else {}
-
-
-def _absent(module: nn.Module | None) -> bool:
-    return module is None or isinstance(module, nn.Identity)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"timm.config_of: {message}")

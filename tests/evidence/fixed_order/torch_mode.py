@@ -272,6 +272,17 @@ def _gelu(x, *, approximate="none"):
     return (x.float() * _cdf(x.float(), approximate)).to(x.dtype)
 
 
+@handles(aten.silu)
+def _silu(x):
+    return (x.float() / (1 + _exact(torch.exp)(-x.float()))).to(x.dtype)
+
+
+@handles(aten.silu_backward)
+def _silu_backward(grad, x):
+    gate = _exact(torch.sigmoid)(x.float())
+    return (grad.float() * (gate * (1 + x.float() * (1 - gate)))).to(x.dtype)
+
+
 @handles(aten.gelu_backward)
 def _gelu_backward(grad, x, *, approximate="none"):
     wide = aten.gelu_backward(grad.double(), x.double(), approximate=approximate)

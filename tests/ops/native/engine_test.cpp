@@ -32,6 +32,9 @@ EngineConfig config(const Case& c) {
           kDepth,
           1e-6f,
           Activation::gelu,
+          false,
+          0,
+          false,
           c.precision(),
           NormKind::layer,
           Order::pre_norm};
@@ -85,6 +88,7 @@ struct Buffers {
             .mean = nullptr,
             .std = nullptr,
             .biases = {bias.f.data(), bias.f.data()},
+            .turns = {},
             .pool = Pool::token,
             .head = true,
             .y = y.f.data(),
@@ -136,6 +140,7 @@ void refused_inputs(const Case& c, const Engine& engine) {
       {"blocks", [](EngineInput& in) { in.blocks = kDepth + 1; }},
       {"kept, pooled", [](EngineInput& in) { in.kept = {in.y, nullptr}; }},
       {"one kept", [](EngineInput& in) { in.pool = Pool::tokens, in.kept = {in.y}; }},
+      {"turns", [](EngineInput& in) { in.turns = in.biases; }},
   };
   Buffers buffers(3);
   for (const auto& [what, change] : bad) {

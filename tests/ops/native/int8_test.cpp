@@ -22,6 +22,9 @@ EngineConfig one_layer(int64_t N, int64_t K) {
           0,
           1e-6f,
           Activation::gelu,
+          false,
+          0,
+          false,
           Precision::int8,
           NormKind::layer,
           Order::pre_norm};
@@ -72,6 +75,7 @@ void test_int8(const Case& c, int64_t M, int64_t K, int64_t N, bool largest) {
                   .mean = nullptr,
                   .std = nullptr,
                   .biases = {},
+                  .turns = {},
                   .pool = Pool::tokens,
                   .head = false,
                   .y = y.f.data(),

@@ -13,6 +13,7 @@ SHARED = "rel_pos_bias.relative_position_bias_table"
 
 
 class Beit(Timm):
+    holds = ()
     name, title = "beit", "BEiT as its authors and timm name it"
     marks = (*Timm.marks, r"blocks\.0\.(attn\.q_bias|gamma_1)")
     unmarked = r"(?!)"

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...config import ViTConfig
 from .base import (
+    PLAIN,
     Checkpoint,
     Layout,
     Rule,
@@ -19,17 +20,17 @@ from .base import (
 
 ROWS = ("cls_token", "reg_token", "pos_embed", "pos_embed_y", "pos_embed_x")
 LAYERS = ("patch_embed.proj", "norm_pre", "norm", "fc_norm", "pre_logits.fc", "head", "head_norm")
-OF_A_BLOCK = ("norm1", "attn.qkv", "attn.q_norm", "attn.k_norm", "attn.proj", "norm2", "mlp.fc1",
-              "mlp.fc2")  # fmt: skip
-VECTORS = ("attn.relative_position_bias_table", "ls1.gamma", "ls2.gamma")
+OF_A_BLOCK = ("norm1", "attn.qkv", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.q_norm",
+              "attn.k_norm", "attn.norm", "attn.proj", "norm2", "mlp.fc1", "mlp.fc1_g", "mlp.fc1_x",
+              "mlp.norm", "mlp.fc2")  # fmt: skip
+VECTORS = ("attn.relative_position_bias_table", "attn.q_bias", "attn.v_bias", "ls1.gamma",
+           "ls2.gamma")  # fmt: skip
 STEM = (0, 1, 4, 5, 8, 9)  # convolutions and norms of vitkern's own stem (stem.py)
 # What a ViT of these names may have that ViTConfig does not: a name, and what to call it.
 MISSING = (
     (r"patch_embed\.backbone\.", "the hybrid's convolutional stem"),
-    (r"rope", "rotary positions"),
-    (r"blocks\.0\.mlp\.(w12|w1|fc1_g|gate)", "the SwiGLU MLP"),
+    (r"blocks\.0\.mlp\.(w1\.|gate)", "another gated MLP than those of timm and DINOv2"),
     (r"blocks\.0\.(attns|in_proj)", "parallel blocks"),
-    (r"blocks\.0\.(attn|mlp)\.norm\.", "a norm inside attention or MLP"),
     (r"patch_embed\.norm", "a norm inside the patch embedding"),
 )
 MISSING_HEADS = (
@@ -52,9 +53,10 @@ class Timm(Layout):
     marks: tuple[str, ...] = (r"blocks\.0\.norm1\.weight", r"blocks\.0\.attn\.qkv\.weight")
     unmarked = (
         r"decoder_|register_tokens|mask_token|head\.(mlp|last_layer)|blocks\.0\.attn\.q_bias"
-        r"|blocks\.0\.gamma_1"
+        r"|blocks\.0\.gamma_1|blocks\.0\.mlp\.fc1_g|blocks\.0\.attn\.q_proj"
     )
     elsewhere = r"text\.|logit_"
+    holds = tuple(PLAIN)
     head = r"head\.|head_dist\.|head_norm\.|pre_logits\.|attn_pool\."
 
     def refusal(self, c: Checkpoint) -> str:
@@ -97,14 +99,30 @@ class Timm(Layout):
         norm = c.shape("blocks.0.attn.q_norm.weight")
         if len(norm) == 1 and norm[0]:
             heads = D // norm[0]
-        mlp = c.shape("blocks.0.mlp.fc1.weight")
+        at = "blocks.0.attn."
         return {
             "heads": heads,
-            "mlp_width": mlp[0] if mlp else 4 * D,
-            "qkv_bias": "blocks.0.attn.qkv.bias" in c.tensors,
+            **self.mlp_fields(c, D),
+            "qkv_bias": any(f"{at}{n}" in c.tensors for n in ("qkv.bias", "q_bias", "q_proj.bias")),
+            "key_bias": f"{at}q_bias" not in c.tensors
+            and (f"{at}q_proj.bias" not in c.tensors or f"{at}k_proj.bias" in c.tensors),
+            "separate_qkv": f"{at}q_proj.weight" in c.tensors,
+            "attention_norm": f"{at}norm.weight" in c.tensors,
             "qk_norm": bool(norm),
             "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in c.tensors else None,
         }
+
+    def mlp_fields(self, c: Checkpoint, D: int) -> dict[str, Any]:
+        at = "blocks.0.mlp."
+        gates, hidden = c.size(f"{at}fc1_g.weight", 0, 0), c.size(f"{at}fc2.weight", 1, 0)
+        both = c.size(f"{at}w12.weight", 0, 0)
+        first = both or c.size(f"{at}fc1.weight", 0, 4 * D)
+        found: dict[str, Any] = {"mlp_width": first, "mlp_norm": f"{at}norm.weight" in c.tensors}
+        if gates:
+            found |= {"mlp": "swiglu_split", "mlp_width": gates, "activation": "silu"}
+        elif both or first == 2 * hidden:
+            found |= {"mlp": "swiglu", "mlp_width": first // 2, "activation": "silu"}
+        return found
 
     def head_fields(self, c: Checkpoint) -> dict[str, Any]:
         head = c.shape("head.weight")
@@ -122,7 +140,7 @@ class Timm(Layout):
         }
 
     def rules(self, config: ViTConfig) -> list[Rule]:
-        rules = [Rule(name, (name,)) for name in ROWS]
+        rules = [Rule(name, (name,)) for name in (*ROWS, "rope.freqs")]
         for name in LAYERS:
             rules += pairs(name, name)
         if config.stem != "none":
@@ -133,6 +151,9 @@ class Timm(Layout):
         return [*rules, Rule("reg_token", ("dist_token",))]
 
     def export_refusal(self, config: ViTConfig) -> str:
+        no_key = config.qkv_bias and not config.key_bias
+        if no_key or config.separate_qkv or config.mlp == "swiglu_split":
+            return 'its blocks are those of timm\'s EVA: layout="eva"'
         return ""
 
 
