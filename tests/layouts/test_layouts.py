@@ -156,10 +156,6 @@ def test_siglip_2_with_native_sizes(tmp_path):
 REFUSED = {
     "rotary positions": ("DINOv3ViTModel", "DINOv3ViTConfig", SIZES),
     "the SwiGLU MLP": ("Dinov2Model", "Dinov2Config", DINOV2 | {"use_swiglu_ffn": True}),
-    "attention pooling": ("SiglipVisionModel", "SiglipVisionConfig", SIZES),
-    "the distillation token's second head": (
-        "DeiTForImageClassificationWithTeacher", "DeiTConfig", SIZES,
-    ),
     "a classifier of the class token beside": (
         "Dinov2ForImageClassification", "Dinov2Config", DINOV2,
     ),
