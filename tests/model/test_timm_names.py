@@ -43,7 +43,7 @@ def test_no_fewer_models_are_accelerated():
 @pytest.mark.full
 def test_every_expressible_model_of_timm_has_its_name():
     theirs = expressible()
-    assert len(theirs) >= 181
+    assert len(theirs) >= 179
     assert sorted(theirs) == names.timm_names()
     for name, config in theirs.items():
         ours = ViTConfig.named(name)
