@@ -16,20 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import (
-    blocks,
-    dispatch,
-    layers,
-    ops,
-    packed,
-    positions,
-    precision,
-    relative,
-    timm_keywords,
-)  # fmt: skip
+from . import blocks, dispatch, layers, ops, packed, positions, precision, timm_keywords
 from .config import ViTConfig
 from .head import AttentionPool, classified, pooled
 from .model_tools import ModelTools
+from .relative import RelativeMlp
 from .timm_api import TimmApi
 from .weight_memory import WeightMemory
 
@@ -90,7 +81,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         self.pos_drop = layers.Dropout(c.dropout)
         self.norm_pre = norm(c.pre_norm)
         shared, T = c.position == "shared_relative_mlp", c.prefix_tokens
-        of_all = relative.RelativeMlp(c.relative_width, c.heads, T, **made) if shared else None
+        of_all = RelativeMlp(c.relative_width, c.heads, T, **made) if shared else None
         self.shared_rel_pos = of_all
         self.blocks = nn.Sequential(*(blocks.build(c, i, **made) for i in range(c.depth)))
         self.norm = norm(c.final_norm == "before_pool")

@@ -13,7 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,17 @@ from ..registry import REGISTRY
 from . import Unpackable
 from .base import Engine, stored
 from .buffers import Arena, Buffers, Sizes, Stream, larger, sizes_of
+from .folded import (
+    Block,
+    Ends,
+    Folded,
+    Linear,
+    Positions,
+    Wanted,
+    norm_of,
+    norm_or_none,
+    rows_of,
+)
 from .lasting import lasting, refill
 
 if TYPE_CHECKING:
@@ -34,53 +45,6 @@ if TYPE_CHECKING:
 
 PLANS_KEPT = 8  # shapes of images, streams; each with a CUDA graph, if that is wanted
 GRAPHS = os.environ.get("VITKERN_CUDA_GRAPHS") != "0"
-
-
-class Folded(NamedTuple):
-    """A Linear with the LayerNorm before it folded in (gpu/norm_linear.py)."""
-
-    weight: Tensor  # (N, K)
-    sums: Tensor | None  # (N,)
-    bias: Tensor  # (N,)
-
-
-Norm = tuple[Tensor, Tensor]  # weight, bias
-Linear = tuple[Tensor, Tensor | None, Tensor | None]  # weight, bias, LayerScale's gamma
-
-
-class Block(NamedTuple):
-    qkv: Folded
-    qk_norm: tuple[Norm, Norm] | None  # of queries and keys
-    projection: Linear
-    fc1: Folded
-    fc2: Linear
-
-
-class Ends(NamedTuple):
-    """What comes before and after the blocks."""
-
-    filters: Tensor
-    filter_bias: Tensor | None
-    norm_pre: Norm | None
-    norm: Norm | None  # of all tokens
-    last_norm: Norm | None  # of the class token's row
-    head: Folded | None
-
-
-class Positions(NamedTuple):
-    """What depends on an image's grid of patches."""
-
-    prefix: Tensor | None
-    position: Tensor | None
-    biases: tuple[Tensor | None, ...]  # of each block's scores
-
-
-class Wanted(NamedTuple):
-    """The rows after some blocks: y is (len(take) + 1, B, S, D), the last ones after `stop`."""
-
-    take: tuple[int, ...]
-    stop: int
-    norm: bool  # of those of `take`
 
 
 Key = tuple[Any, ...]  # of a plan: what it computes, the image's shape, ..., the stream
@@ -331,7 +295,7 @@ class GpuEngine(Engine):
         prefix, position = self.model.position_rows(*grid)
         biases = [self.model.attention_bias(i, *grid) for i in range(self.config.depth)]
         tables = tuple(None if b is None else b[None] for b in biases)
-        return Positions(_rows(prefix), _rows(position), tables)
+        return Positions(rows_of(prefix), rows_of(position), tables)
 
     def _embed(self, image: Tensor, positions: Positions, buffers: Buffers) -> Stream:
         c, ends = self.config, self._ends
@@ -380,12 +344,12 @@ class GpuEngine(Engine):
         )
 
     def _fold(self, norm: nn.LayerNorm, linear: nn.Linear, bias: Tensor | None = None) -> Folded:
-        own = (*_norm(norm), linear.weight.detach(), linear.bias if bias is None else bias)
+        own = (*norm_of(norm), linear.weight.detach(), linear.bias if bias is None else bias)
         return Folded(*norm_linear.fold(*own, PRECISIONS[self.precision], self.model.dtype))
 
     def _fold_block(self, block: Any) -> Block:
         attn, mlp = block.attn, block.mlp
-        qk_norm = (_norm(attn.q_norm), _norm(attn.k_norm)) if self.config.qk_norm else None
+        qk_norm = (norm_of(attn.q_norm), norm_of(attn.k_norm)) if self.config.qk_norm else None
         return Block(
             self._fold(block.norm1, attn.qkv, attn.bias()),
             qk_norm,
@@ -397,7 +361,7 @@ class GpuEngine(Engine):
     def _linear(self, linear: nn.Linear, scale: nn.Module) -> Linear:
         """The parameters themselves where the dtype is theirs: a change makes the engine stale."""
         weight = linear.weight.detach().to(self.dtype).contiguous()
-        return weight, _rows(linear.bias), _rows(getattr(scale, "gamma", None))
+        return weight, rows_of(linear.bias), rows_of(getattr(scale, "gamma", None))
 
     def _fold_ends(self) -> Ends:
         model, proj, last = self.model, self.model.patch_embed.proj, self._last_norm
@@ -405,21 +369,8 @@ class GpuEngine(Engine):
         if self._whole and last is not None and isinstance(model.head, nn.Linear):
             head = self._fold(last, model.head)
         filters = proj.weight.detach().to(self.dtype).contiguous()
-        before, after, of_class = map(_norm_or_none, (model.norm_pre, model.norm, last))
-        return Ends(filters, _rows(proj.bias), before, after, of_class, head)
-
-
-def _norm(norm: nn.LayerNorm) -> Norm:
-    return norm.weight.detach().contiguous(), norm.bias.detach().contiguous()
-
-
-def _norm_or_none(norm: nn.Module | None) -> Norm | None:
-    return _norm(norm) if isinstance(norm, nn.LayerNorm) else None
-
-
-def _rows(t: Tensor | None) -> Tensor | None:
-    """As kernels read it: itself where it is contiguous."""
-    return None if t is None else t.detach().contiguous()
+        before, after, of_class = map(norm_or_none, (model.norm_pre, model.norm, last))
+        return Ends(filters, rows_of(proj.bias), before, after, of_class, head)
 
 
 def _capturing(device: torch.device) -> bool:
