@@ -64,6 +64,14 @@ def test_a_name_tells_what_tensors_do_not(name, tmp_path):
         torch.testing.assert_close(ours(image), theirs(image), rtol=1e-3, atol=1e-4)
 
 
+def test_a_stem_that_is_named_is_read(tmp_path):
+    small = dict(embed_dim=64, depth=2, num_heads=1, num_classes=7, img_size=64)
+    theirs = timm.create_model("vit_small_r26_s32_224", **small).eval()
+    ours, image = vitkern.load(theirs.state_dict(), stem="r26_s32"), torch.randn(1, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(image), theirs(image), rtol=1e-4, atol=1e-4)
+
+
 def test_a_hybrids_statistics_are_kept(tmp_path):
     model = vitkern.ViT("vit_small_resnet26d_224", depth=1, width=32, heads=2, mlp_width=64)
     with torch.no_grad():

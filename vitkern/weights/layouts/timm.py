@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
-from ...config import ViTConfig
+from ...config import STEMS, ViTConfig
 from .base import (
     Checkpoint,
     Layout,
@@ -24,6 +24,8 @@ OF_A_BLOCK = ("norm1", "attn.qkv", "attn.q_norm", "attn.k_norm", "attn.proj", "n
               "mlp.fc2")  # fmt: skip
 VECTORS = ("attn.relative_position_bias_table", "ls1.gamma", "ls2.gamma")
 STEM = (0, 1, 4, 5, 8, 9)  # convolutions and norms of vitkern's own stem (stem.py)
+# The first convolution of a hybrid's stem.
+FIRST = tuple(f"patch_embed.backbone.{n}.weight" for n in ("stem.conv", "conv", "conv1.0"))
 # What only the model's name, or fields that are given, tell of a ViT: a name, and what to call it.
 UNTOLD = {
     "stem": (r"patch_embed\.backbone\.", "the hybrid's convolutional stem"),
@@ -75,6 +77,10 @@ class Timm(Layout):
             return whole | _pixels(c, whole["channels"])
         found = {**named, **patch_fields(c, self.anchor), "depth": c.count(self.stem)}
         D, p = found["width"], found["patch_size"]
+        first = [c.size(name, 1, 0) for name in FIRST]
+        if any(first):  # the projection's channels are those of a stem's map
+            found["channels"] = max(first)
+            p *= STEMS[c.said["stem"]].stride if c.said.get("stem") in STEMS else 1
         found["class_token"] = "cls_token" in c.tensors
         found["registers"] = c.size("reg_token", 1, 0)
         T = int(found["class_token"]) + found["registers"] + int("dist_token" in c.tensors)
