@@ -54,6 +54,7 @@ def test_timms_own_state_dict_is_read_by_its_shapes(name):
         torch.testing.assert_close(ours(images(theirs)), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["vit_tiny_r_s16_p8_224", "vit_base_patch16_rpn_224"])
 def test_a_name_tells_what_tensors_do_not(name, tmp_path):
     theirs = timm.create_model(name).eval()
@@ -64,6 +65,7 @@ def test_a_name_tells_what_tensors_do_not(name, tmp_path):
         torch.testing.assert_close(ours(image), theirs(image), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.full
 def test_a_stem_that_is_named_is_read(tmp_path):
     small = dict(embed_dim=64, depth=2, num_heads=1, num_classes=7, img_size=64)
     theirs = timm.create_model("vit_small_r26_s32_224", **small).eval()
@@ -72,6 +74,7 @@ def test_a_stem_that_is_named_is_read(tmp_path):
         torch.testing.assert_close(ours(image), theirs(image), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 def test_a_hybrids_statistics_are_kept(tmp_path):
     model = vitkern.ViT("vit_small_resnet26d_224", depth=1, width=32, heads=2, mlp_width=64)
     with torch.no_grad():
@@ -83,6 +86,7 @@ def test_a_hybrids_statistics_are_kept(tmp_path):
         torch.testing.assert_close(again(image), model(image))
 
 
+@pytest.mark.full
 def test_deit_with_its_teachers_head_goes_to_transformers_and_back(tmp_path):
     theirs = transformers_model("DeiTForImageClassificationWithTeacher", "DeiTConfig", SIZES)
     theirs.save_pretrained(tmp_path / "theirs")
@@ -96,6 +100,7 @@ def test_deit_with_its_teachers_head_goes_to_transformers_and_back(tmp_path):
         torch.testing.assert_close(back(image).logits, wanted, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.full
 def test_siglips_pool_is_read(tmp_path):
     theirs = transformers_model("SiglipVisionModel", "SiglipVisionConfig", SIZES)
     theirs.save_pretrained(tmp_path)

@@ -195,6 +195,7 @@ def test_what_vitkern_lacks_is_named(tmp_path):
             vitkern.load(tiny(**SQUARE).state_dict() | extra)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stem, image", [("r26_s32", 64), ("r50", 48), ("r", 64)])
 def test_jax_hybrid_goes_to_npz_and_back(stem, image, tmp_path):
     patch = {"patch_size": 8 if stem == "r" else 1, "image_size": image}

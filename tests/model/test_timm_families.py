@@ -83,6 +83,7 @@ def test_float32_keeps_the_error_rule_against_timm(name, path):
         check_error(*one, torch.float32, "features, logits")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bfloat16_keeps_the_error_rule_against_timm(name):
     theirs = timm_model(name).bfloat16()
@@ -109,6 +110,7 @@ def test_gradients_match_timm(name, path):
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_parameters_are_shared_and_their_changes_seen(name):
     theirs = timm_model(name)
@@ -195,6 +197,7 @@ HYBRIDS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids_are_timms_and_their_stems_are_shared(name):
     torch.manual_seed(0)
