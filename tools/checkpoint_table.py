@@ -28,13 +28,6 @@ HEAD = "| layout | checkpoint | loads | exports | fp32 | bf16 |\n|---|---|---|--
 REFUSED = (
     ("hf_dinov3", "DINOv3", "needs rotary positions"),
     ("hf_dinov2", "DINOv2-giant", "needs the SwiGLU MLP"),
-    ("hf_siglip", "SigLIP with its head", "needs attention pooling; `classes=0` loads the rest"),
-    (
-        "hf_deit",
-        "distilled DeiT with two heads",
-        "needs the second head; `classes=0` loads the rest",
-    ),
-    ("jax", "R50 hybrid", "needs the ResNet stem"),
 )
 
 

@@ -1,6 +1,7 @@
 """The names of the usual Vision Transformers: short ones ("B/16") and timm's.
 
-A timm name is a row of TIMM (what comes before the image size) and a size; it stands for the first
+A timm name is a row of TIMM, or of family_names.ROWS, (what comes before the image size) and a
+size; it stands for the first
 of the name's pretrained tags, so the number of classes is that one's.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import family_names
 from .names_rotary import WHOLE as ROTARY
 
 Fields = dict[str, Any]  # of ViTConfig
@@ -140,7 +142,7 @@ TIMM: dict[str, tuple[Fields, tuple[int, ...]]] = {
     "vit_base_patch16_siglip_gap": (_SIGLIP, (224, 256, 384, 512)),
     "vit_base_patch32_siglip_gap": (_SIGLIP2, (256,)),
     "vit_large_patch16_siglip_gap": (_SIGLIP, (256, 384, 512)),
-    "vit_so400m_patch14_siglip_gap": (_SIGLIP, (224, 378, 448, 896)),
+    "vit_so400m_patch14_siglip_gap": (_SIGLIP, (224, 378, 384, 448, 896)),
     "vit_so400m_patch16_siglip_gap": (_SIGLIP2, (256, 384, 512)),
     "vit_giantopt_patch16_siglip_gap": (_SIGLIP2, (256, 384)),
     "vit_medium_patch16_gap": (_MEAN_SCALED, (240, 256, 384)),
@@ -167,6 +169,7 @@ _ODD: dict[str, Fields] = {
     "vit_huge_patch14_clip_378": {"classes": 1024},
     "vit_medium_patch16_gap_240": {"classes": 11821},
     "vit_large_patch16_siglip_gap_512": {"activation": "gelu_tanh"},
+    **family_names.ODD,
 }
 # Names that are not made of a word, a patch and a size.
 _WHOLE: dict[str, tuple[str, Fields]] = {
@@ -200,6 +203,7 @@ def usual() -> list[str]:
 def timm_names() -> list[str]:
     """Every name of timm's that is known, as timm writes it."""
     sized = [f"{stem}_{size}" for stem, (_, sizes) in TIMM.items() for size in sizes]
+    sized += [f"{stem}_{size}" for stem, row in family_names.ROWS.items() for size in row[3]]
     bare = (stem for stem, (_, sizes) in TIMM.items() if not sizes)
     return sorted([*sized, *bare, *_WHOLE, *ROTARY])
 
@@ -230,6 +234,10 @@ def _timm(name: str) -> Fields | None:
         return _of_sizes(TIMM_WORDS[word], 16) | changes
     stem, _, last = name.rpartition("_")
     size = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else 0
+    if stem in family_names.ROWS and size:
+        word, p, changes, _ = family_names.ROWS[stem]
+        fields = _of_sizes(TIMM_WORDS[word], p) | changes | {"image_size": size}
+        return fields | _ODD.get(name, {})
     row = _row(stem if size else name)
     if row is None:
         return None
@@ -238,7 +246,8 @@ def _timm(name: str) -> Fields | None:
     if size:
         fields["image_size"] = size
     fields |= _ODD.get(name, {})
-    return fields if fields.get("image_size", 224) % fields["patch_size"] == 0 else None
+    whole = fields.get("image_size", 224) % fields["patch_size"] == 0
+    return fields if whole or fields.get("crop") else None
 
 
 def _row(stem: str) -> Fields | None:

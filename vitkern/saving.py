@@ -94,7 +94,11 @@ def _safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
         from safetensors.torch import save_file
     except ImportError as error:
         raise ImportError(f"{WHO} needs safetensors: pip install safetensors") from error
-    plain = {name: t.clone() if _is_view(t) else t for name, t in tensors.items()}
+    plain: dict[str, Tensor] = {}
+    seen: set[int] = set()  # memory that is written already: tied parameters are written each
+    for name, t in tensors.items():
+        plain[name] = t.clone() if _is_view(t) or t.data_ptr() in seen else t
+        seen.add(t.data_ptr())
     _replace(path, lambda beside: save_file(plain, beside, metadata))
 
 

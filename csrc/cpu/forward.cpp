@@ -1,8 +1,9 @@
 // forward: a whole ViT in one call, from pixels to logits, on packed weights.
 //
 // While there are at least as many images as threads, each thread takes groups of images through
-// all layers without a barrier. The images that remain (fewer than threads) are computed by teams
-// of threads, which share rows, columns and heads (schedule.hpp). All ways give the same bits.
+// all layers (pass.hpp) without a barrier. The images that remain (fewer than threads) are computed
+// by teams of threads, which share rows, columns and heads (schedule.hpp). All ways give the same
+// bits.
 #include "arena.hpp"
 #include "kernels.hpp"
 #include "pass.hpp"

@@ -83,6 +83,7 @@ def test_float32_keeps_the_error_rule_against_timm(name, path):
         check_error(*one, torch.float32, "features, logits")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bfloat16_keeps_the_error_rule_against_timm(name):
     theirs = timm_model(name).bfloat16()
@@ -109,6 +110,7 @@ def test_gradients_match_timm(name, path):
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_parameters_are_shared_and_their_changes_seen(name):
     theirs = timm_model(name)
@@ -148,6 +150,30 @@ def test_training_drops_the_same_elements_by_modules_and_operators(name):
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "name, said",
+    [("map", "in PyTorch: attention pooling"), ("distilled", "in PyTorch: both heads"),
+     ("twin", "the packed engine has no twin blocks"), ("post-norm", "path: engine")],
+)  # fmt: skip
+def test_explain_names_what_the_engine_does_not_run(name, said):
+    theirs = timm_model(name)
+    with torch.inference_mode():
+        assert said in vitkern.accelerate(theirs).explain(images(theirs))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("name", ["map", "beit", "relpos", "post-norm", "parallel-rms", "twin"])
+def test_rows_after_blocks_are_timms(name, norm):
+    theirs = timm_model(name)
+    ours, image = vitkern.accelerate(theirs), images(theirs)
+    asked = dict(indices=[0, 2], norm=norm, output_fmt="NCHW")
+    with torch.inference_mode():
+        got, wanted = (m.forward_intermediates(image, **asked) for m in (ours, theirs))
+        assert bool(ours.engines.packed()) == (name != "twin"), "which path ran"
+    torch.testing.assert_close(got[0], wanted[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got[1], wanted[1], rtol=1e-4, atol=1e-4)
+
+
 def test_two_heads_are_trained_apart_and_averaged():
     theirs = timm_model("distilled")
     ours, image = vitkern.accelerate(theirs), images(theirs)
@@ -171,6 +197,7 @@ HYBRIDS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids_are_timms_and_their_stems_are_shared(name):
     torch.manual_seed(0)

@@ -28,8 +28,8 @@ from ..precision import PRECISIONS
 from ..registry import REGISTRY
 from . import Unpackable
 from .base import Engine, stored
-from .block_weights import Block, Fold, Folded, Norm, Places, Positions, Wanted, rows_of
 from .buffers import Arena, Buffers, Sizes, Stream, larger, sizes_of
+from .folded import Block, Fold, Folded, Norm, Places, Positions, Wanted, rows_of
 from .lasting import lasting, refill
 
 if TYPE_CHECKING:

@@ -194,6 +194,7 @@ class Layout:
     ignored = r"(?!)"  # names that a forward never reads
     elsewhere = r"(?!)"  # the same of names outside the prefix: another tower
     head = r"classifier\."  # names, on either side, that are not read where the head is left out
+    own_names = False  # whether vitkern's names are the layout's where no rule says otherwise
     spellings: tuple[tuple[str, str], ...] = ()  # regular expressions and what to write instead
     holds: tuple[str, ...] = ()  # fields of PLAIN that it can say otherwise
 
