@@ -26,8 +26,6 @@ PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "checkpoints.md"
 BEGIN, END = "<!-- table: python -m tools.checkpoint_table --write -->", "<!-- end of table -->"
 HEAD = "| layout | checkpoint | loads | exports | fp32 | bf16 |\n|---|---|---|---|--:|--:|"
 REFUSED = (
-    ("hf_dinov3", "DINOv3", "needs rotary positions"),
-    ("hf_dinov2", "DINOv2-giant", "needs the SwiGLU MLP"),
     ("hf_siglip", "SigLIP with its head", "needs attention pooling; `classes=0` loads the rest"),
     (
         "hf_deit",
