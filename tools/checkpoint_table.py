@@ -26,8 +26,11 @@ PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "checkpoints.md"
 BEGIN, END = "<!-- table: python -m tools.checkpoint_table --write -->", "<!-- end of table -->"
 HEAD = "| layout | checkpoint | loads | exports | fp32 | bf16 |\n|---|---|---|---|--:|--:|"
 REFUSED = (
-    ("hf_dinov3", "DINOv3", "needs rotary positions"),
-    ("hf_dinov2", "DINOv2-giant", "needs the SwiGLU MLP"),
+    (
+        "hf_dinov2",
+        "DINOv2 with its classifier",
+        "needs a classifier of the class token beside the patches' mean; `classes=0` loads the rest",
+    ),
 )
 
 

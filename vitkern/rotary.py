@@ -52,12 +52,14 @@ class Rope(nn.Module):
             freqs = self.freqs[:, block].to(dtype)  # (2, H, E/2)
             angles = first[:, None] * freqs[0, :, None] + second[:, None] * freqs[1, :, None]
             return _with_prefix(angles, c.prefix_tokens)
+        if torch.compiler.is_compiling():
+            return _with_prefix(_angles(c, grid, like.device)[None], c.prefix_tokens).to(dtype)
         key = (grid, like.device, dtype)
         if key in self._known:
             return self._known[key]
         with torch.inference_mode(False), torch.no_grad():
             table = _with_prefix(_angles(c, grid, like.device)[None], c.prefix_tokens).to(dtype)
-        if not torch.compiler.is_compiling() and not _python_dispatch._len_torch_dispatch_stack():
+        if not _python_dispatch._len_torch_dispatch_stack():
             if len(self._known) >= _GRIDS_KEPT:
                 self._known.clear()
             self._known[key] = table

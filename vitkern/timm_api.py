@@ -235,7 +235,8 @@ class TimmApi(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that an optimizer should not decay."""
-        tables = {n for n, _ in self.named_parameters() if "relative_position_bias_table" in n}
+        learned = ("relative_position_bias_table", "rope.freqs")
+        tables = {n for n, _ in self.named_parameters() if n.endswith(learned)}
         return {n for n in positions.ROWS if getattr(self, n) is not None} | tables
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def timm_giant() -> nn.Module:
     """As DINOv2's giant: a gate in the MLP."""
     from timm.layers import SwiGLUPacked
 
-    return timm_vit(mlp_layer=SwiGLUPacked, init_values=1e-5, mlp_ratio=4)
+    return timm_vit(mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, init_values=1e-5, mlp_ratio=4)
 
 
 EVA02 = dict(use_rot_pos_emb=True, ref_feat_shape=(16, 16), swiglu_mlp=True)

@@ -33,7 +33,7 @@ class Beit(Timm):
         table = c.shape("blocks.0.attn.relative_position_bias_table") or c.shape(SHARED)
         heads = table[1] if len(table) == 2 else heads_of(D, depth)
         found |= self.block_fields(c, D, heads) | self.head_fields(c) | {"depth": depth}
-        found["qkv_bias"] = "blocks.0.attn.q_bias" in c.tensors
+        found["qkv_bias"], found["key_bias"] = "blocks.0.attn.q_bias" in c.tensors, True
         found["layer_scale"] = 0.1 if "blocks.0.gamma_1" in c.tensors else None
         if table:
             size = image_size_of(c, table[0], 1, p, None)

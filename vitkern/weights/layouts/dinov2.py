@@ -35,8 +35,8 @@ class Dinov2(Timm):
         }
 
     def rules(self, config: ViTConfig) -> list[Rule]:
-        replaced = ("cls_token", "reg_token", "pos_embed")
-        gated = []
+        replaced: tuple[str, ...] = ("cls_token", "reg_token", "pos_embed")
+        gated: list[Rule] = []
         if config.mlp == "swiglu":
             gated += pairs("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.w12")
             gated += pairs("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.w3")

@@ -31,7 +31,7 @@ class HfDinov3(HuggingFace):
     anchor, stem = "embeddings.patch_embeddings.weight", STEM
     marks = (r"layer\.0\.attention\.q_proj\.weight", r"layer\.0\.layer_scale1\.lambda1")
     spellings = ((r"\bmodel\.layer\.", "layer."),)
-    ignored = r"embeddings\.mask_token|rope_embeddings\.inv_freq"
+    ignored = r"embeddings\.(mask|register)_tokens?|rope_embeddings\.inv_freq"
     default_eps = 1e-5
 
     def refusal(self, c: Checkpoint) -> str:
