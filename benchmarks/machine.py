@@ -10,31 +10,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 
 import torch
 
-from vitkern import cpu
+from vitkern.measure.limits import best_rate, multiply_gflops, precisions, read_gbs, read_sizes
 from vitkern.measure.machine import describe, let_torch_run_bf16
-from vitkern.precision import CHOICES, PRECISIONS
+from vitkern.precision import PRECISIONS
 
 MATMUL_SIZES = (512, 1024, 1536)  # 1 to 9 MB an operand in fp32: past L2, a tenth of a second each
-L2_BYTES = 1 << 20  # for each thread; half of today's smaller L2 caches of servers
-L3_BYTES = 32 << 20  # for all threads
-MEMORY_BYTES = 512 << 20  # past any L3 a virtual machine is really given
-
-
-def precisions() -> list[str]:
-    """Those that differ on this machine: tf32 is fp32 without AMX."""
-    return [p for p in CHOICES if p != "tf32" or cpu.isa() == "amx"]
-
-
-def best_rate(run: Callable[[], float], seconds: float) -> float:
-    """The best of repeated measurements: limits are what the quietest moment shows."""
-    best, stop = run(), time.perf_counter() + seconds
-    while time.perf_counter() < stop:
-        best = max(best, run())
-    return best
 
 
 def matmul_gflops(dtype: torch.dtype, seconds: float) -> float:
@@ -58,22 +41,9 @@ def matmul_gflops(dtype: torch.dtype, seconds: float) -> float:
     return round(best / 1e9, 1)
 
 
-def multiply_gflops(precision: str, seconds: float) -> float:
-    return round(best_rate(lambda: cpu.calibrate(precision), seconds) / 1e9, 1)
-
-
-def read_gbs(size: int, seconds: float) -> float:
-    data = torch.ones(size // 4)
-    return round(best_rate(lambda: cpu.calibrate(data=data), seconds) / 1e9, 1)
-
-
 def limits(seconds: float = 0.5) -> dict[str, object]:
     """A results row with the measured roofs, and the sizes that each read rate was measured on."""
-    sizes = {
-        "L2": L2_BYTES * torch.get_num_threads(),
-        "L3": L3_BYTES,
-        "memory": MEMORY_BYTES,
-    }
+    sizes = read_sizes()
     return {
         "kind": "limits",
         "multiply_gflops": {p: multiply_gflops(p, seconds) for p in precisions()},

@@ -7,39 +7,17 @@ was just before. A tiny model has run by then, so that libraries and threads are
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
-import pathlib
 
 import torch
 
 from benchmarks import models
 from vitkern import ViT, ViTConfig
 from vitkern.measure.machine import let_torch_run_bf16
+from vitkern.measure.memory import resident, settle
 from vitkern.precision import CHOICES
 
-STATUS = pathlib.Path("/proc/self/status")
-CLEAR = pathlib.Path("/proc/self/clear_refs")
 TINY = ViTConfig(image_size=32, width=64, depth=1, heads=2, mlp_width=128, classes=10)
-
-
-def resident(field: str) -> int:
-    """VmRSS or VmHWM (the highest it has been) of this process, in bytes."""
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(field + ":"):
-            return 1024 * int(line.split()[1])
-    raise OSError(f"{STATUS} has no {field}")
-
-
-def settle() -> int:
-    """Give freed memory back, start the high-water mark anew; the resident set now."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps what was freed
-    if trim:
-        trim(0)
-    CLEAR.write_text("5")
-    return resident("VmRSS")
 
 
 def measure(model: ViT, batch: int, precision: str, provider: str) -> dict[str, int]:

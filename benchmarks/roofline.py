@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import pathlib
 
-from benchmarks import labels
 from benchmarks.rows import precision, shape_text
 from benchmarks.tables import fastest_eager, groups, stamp
-from vitkern.measure import charts
+from vitkern.measure import charts, labels
 
 MARKERS = "osD^vP"  # one per operator, in the table's order; models are stars
 
@@ -107,7 +105,7 @@ def draw(rows: list[dict], path: pathlib.Path) -> pathlib.Path:
     )
     charts.arrange(figure)  # labels are placed in the final layout
     for axis, how in zip(axes[0], shown, strict=True):
-        draw_roofs(axis, limits, how, (left, right, bottom))
+        charts.roofs(axis, limits, how, (left, right, bottom))
         draw_points(axis, how, names, ops, models)
     title = "Operators and models under the machine's measured limits"
     return charts.save(figure, path, title, stamp(rows), arranged=True)
@@ -123,23 +121,6 @@ def handles(names: list[str]) -> list:
     marks = [mark(MARKERS[i % len(MARKERS)], "#444444", n) for i, n in enumerate(names)]
     marks.append(mark("*", "#444444", "whole model"))
     return marks + [mark("s", charts.COLOURS[p], charts.NAMES[p]) for p in ("torch", "native")]
-
-
-def draw_roofs(axis, limits: dict, how: str, frame: tuple) -> None:
-    left, right, bottom = frame
-    roof = limits["multiply_gflops"][how]
-    for place, line in (("L2", ":"), ("L3", "--"), ("memory", "-")):
-        gbs = limits["read_gbs"][place]
-        start, knee = max(left, bottom / gbs), roof / gbs
-        axis.plot([start, knee], [gbs * start, roof], line, color="black", lw=1)
-        at = start * (knee / start) ** 0.03
-        axis.text(
-            at, gbs * at * 1.2, f"{place} {gbs:.0f} GB/s", fontsize=7.5, rotation_mode="anchor",
-            rotation=math.degrees(math.atan(gbs)), transform_rotates_text=True,
-        )  # fmt: skip
-    knee = roof / limits["read_gbs"]["L2"]
-    axis.plot([knee, right], [roof, roof], color="black", lw=1)
-    axis.text(knee, roof * 1.06, f"multiply-adds, {roof:.0f} GFLOPS", fontsize=7.5)
 
 
 def draw_points(axis, how: str, names: list[str], ops: dict, models: dict) -> None:

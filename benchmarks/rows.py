@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import json
 import pathlib
-import subprocess
 from collections.abc import Iterable, Mapping
 
+from vitkern.bench.rows import commit
+from vitkern.bench.rows import read as read_rows
 from vitkern.measure.timing import Spread
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -25,9 +26,6 @@ EAGER = (
 )  # fmt: skip
 
 PRECISION = {"float32": "fp32", "bfloat16": "bf16"}  # of an operator on such tensors
-
-# What decides how fast the code is; a change elsewhere leaves a measurement valid.
-MEASURED_PATHS = ("vitkern", "csrc", "CMakeLists.txt", "setup.py")
 
 
 def row(
@@ -74,20 +72,6 @@ def precision(row: Mapping) -> str:
     return row.get("precision") or PRECISION.get(row["dtype"], row["dtype"])
 
 
-def commit() -> str:
-    """The commit that was measured, with a + when the code differs from it; "none" outside git."""
-
-    def git(*arguments: str) -> str:
-        said = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-        return said.stdout.strip() if said.returncode == 0 else ""
-
-    try:
-        short = git("rev-parse", "--short", "HEAD") or "none"
-        return short + ("+" if git("status", "--porcelain", "--", *MEASURED_PATHS) else "")
-    except OSError:
-        return "none"
-
-
 def write(path: pathlib.Path, rows: Iterable[Mapping], machine: Mapping[str, object]) -> None:
     """Stamp every row with machine, commit and date, and write the file whole."""
     stamp = {
@@ -101,19 +85,7 @@ def write(path: pathlib.Path, rows: Iterable[Mapping], machine: Mapping[str, obj
 
 def read(path: pathlib.Path) -> list[dict]:
     """The rows of a results file; the error names the file and line that is not one."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"no results file {path}: run `pytest benchmarks/ --benchmark-only` first"
-        )
-    found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number} is not a results row: {error}") from error
-    if not found:
-        raise ValueError(f"{path} has no rows: run `pytest benchmarks/ --benchmark-only` again")
-    return found
+    return read_rows(path, "run `pytest benchmarks/ --benchmark-only`")
 
 
 def shape_text(axes: Mapping[str, int]) -> str:

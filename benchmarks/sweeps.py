@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pathlib
 
-from benchmarks import labels
 from benchmarks.rows import precision
 from benchmarks.tables import fastest_eager, groups, stamp
-from vitkern.measure import charts
+from vitkern.measure import charts, labels
 
 LINES = {"fp32": "-", "tf32": "-.", "bf16": "--"}
 TEXT = {"torch": "#5a5a5a"}  # its lines' grey is too light to read

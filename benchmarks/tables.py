@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.rows import EAGER, precision, shape_text
-from vitkern.measure.machine import one_line
+from vitkern.bench.rows import stamp_text as stamp
 
 
 def groups(rows: list[dict], kind: str) -> dict[tuple, dict[str, dict]]:
@@ -19,12 +19,6 @@ def groups(rows: list[dict], kind: str) -> dict[tuple, dict[str, dict]]:
 def fastest_eager(group: dict[str, dict]) -> dict:
     """The best that eager PyTorch did in these turns, at this precision or in fp32."""
     return min((group[p] for p in EAGER if p in group), key=lambda row: row["us"])
-
-
-def stamp(rows: list[dict]) -> str:
-    """Machine, commit and date of a results file, in one line."""
-    first = rows[0]
-    return f"{one_line(first['machine'])}; commit {first['commit']}, {first['date']}"
 
 
 def models(rows: list[dict]) -> str:

@@ -48,13 +48,35 @@ T* at(Address a) {
   return reinterpret_cast<T*>(a);
 }
 
-py::dict features() {
+py::dict cpu_facts() {
   py::dict flags;
   for (const Feature& f : cpu_features()) flags[f.name] = f.present;
   py::dict d;
   d["cpu"] = cpu_model();
   d["flags"] = flags;
   d["amx_usable"] = amx_usable();
+  d["amx_palettes"] = amx_palettes();
+  return d;
+}
+
+py::list sets_here() {
+  py::list found;
+  for (const InstructionSet& one : instruction_sets()) {
+    py::dict d;
+    d["name"] = one.name;
+    d["base"] = one.base;
+    d["machine"] = one.machine;
+    d["needs"] = one.needs;
+    d["built"] = one.built;
+    d["runs_here"] = one.runs_here;
+    d["pays"] = one.pays;
+    found.append(d);
+  }
+  return found;
+}
+
+py::dict features() {
+  py::dict d = cpu_facts();
   d["isas"] = available_isas();
   d["isa"] = isa_name(isa_named(""));
 #if defined(_OPENMP)
@@ -100,6 +122,10 @@ PYBIND11_MODULE(_C, m) {
       .value("mean", Pool::mean);
 
   m.def("features", &features, "The CPU, its instruction sets, AMX state and threads, as a dict.");
+  m.def("cpu_facts", &cpu_facts,
+        "The CPU, its features and AMX state; VITKERN_ISA is not looked at.");
+  m.def("instruction_sets", &sets_here,
+        "Every set of isas.inc, best first: what it needs, whether it is built, runs and pays.");
   m.def("isas", &available_isas, "Instruction sets this build and this CPU have, best first.");
   m.def("operator_isas", &operator_isas,
         "Those of isas() whose operators are not another set's, best first.");

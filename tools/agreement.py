@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.cpu.cases import precisions
 from vitkern import ViT, image_files
+from vitkern.bench.cases import precisions
 from vitkern.cli.predict import BATCH, build
 from vitkern.contract import Error
 from vitkern.weights import timm

@@ -29,7 +29,7 @@ REFUSED = (
     (
         "hf_dinov2",
         "DINOv2 with its classifier",
-        "needs a classifier of the class token beside the patches' mean; `classes=0` loads the rest",
+        "needs its head, of class token and patches' mean; `classes=0` loads the rest",
     ),
 )
 

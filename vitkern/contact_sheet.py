@@ -49,12 +49,13 @@ def thumbnail(image: Image) -> Image:
     return image.resize((size[0], size[1]), how)
 
 
-def draw(cells: Sequence[Cell], path: pathlib.Path) -> None:
-    """Save the cells in rows, as near to a square as they go."""
+def draw(cells: Sequence[Cell], path: pathlib.Path, across: int | None = None) -> None:
+    """Save the cells in rows of `across`; None is as near to a square as they go."""
     from PIL import Image as pillow
     from PIL import ImageDraw, ImageFont
 
-    across = min(MOST_ACROSS, max(1, math.ceil(math.sqrt(len(cells)))))
+    if across is None:
+        across = min(MOST_ACROSS, max(1, math.ceil(math.sqrt(len(cells)))))
     down = math.ceil(len(cells) / across)
     lines = max(len(cell.captions) for cell in cells)
     wide, high = THUMBNAIL + MARGIN, THUMBNAIL + MARGIN + LINE * lines

@@ -51,6 +51,21 @@ class Error(NamedTuple):
         miss = (got.double() - truth) / unit
         return cls(miss.abs().max().item(), miss.square().mean().sqrt().item())
 
+    def allowed(
+        self, dtype: torch.dtype, slack: Slack = SLACK, gpu: Precision | None = None
+    ) -> Error:
+        """The largest error that keeps the contract, where this is PyTorch's at that dtype.
+
+        `slack` times this error, plus one eps. gpu: the precision of a GPU kernel's GEMMs, which
+        may have more room.
+        """
+        room = 1.0 if gpu is None else gpu.gpu_room
+        worst, rms = slack
+        return Error(
+            worst * room * self.worst + torch.finfo(dtype).eps,
+            rms * room * self.rms + torch.finfo(torch.float32).eps,
+        )
+
     def within(
         self,
         torchs: Error,
@@ -58,16 +73,9 @@ class Error(NamedTuple):
         slack: Slack = SLACK,
         gpu: Precision | None = None,
     ) -> bool:
-        """At most `slack` times the error that PyTorch makes at this dtype, plus one eps.
-
-        gpu: the precision of a GPU kernel's GEMMs, which may have more room.
-        """
-        room = 1.0 if gpu is None else gpu.gpu_room
-        worst, rms = slack
-        return (
-            self.worst <= worst * room * torchs.worst + torch.finfo(dtype).eps
-            and self.rms <= rms * room * torchs.rms + torch.finfo(torch.float32).eps
-        )
+        """At most what `torchs` allows."""
+        most = torchs.allowed(dtype, slack, gpu)
+        return self.worst <= most.worst and self.rms <= most.rms
 
 
 class Verdict(NamedTuple):

@@ -48,6 +48,11 @@ def operator_isas() -> list[str]:
     return _C.operator_isas()
 
 
+def operator_isa(isa: str) -> str:
+    """The set whose operators run where this one is asked for: `avx512` for `avx512_vnni`."""
+    return next(row["base"] for row in _C.instruction_sets() if row["name"] == isa)
+
+
 def _matrices(isa: str, weights: tuple[Tensor, ...], save: bool = False) -> _Matrices:
     """Weight matrices as a kernel gets them: in panels where those are kept (packing.py).
 

@@ -7,8 +7,9 @@ step are torch's, and norms, activations, masks, residuals and sums are fused ke
 are faster than any fp32 multiply-add (AMX), the native kernels compute everything (cpu.py,
 cpu_backward.py), and so they do where an instruction set is asked for by name.
 
-A function here takes what its namesake there takes. bf16 operands are widened: without bf16
-instructions torch's bf16 matmuls are several times slower than its fp32 ones.
+A function here takes what its namesake there takes. A bf16 weight's matmuls are in bf16 where the
+CPU has instructions for that (AVX512_BF16: twice the rate of fp32 on a Zen 4). Elsewhere its
+operands are widened: torch's bf16 matmuls are several times slower there than its fp32 ones.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from .operands import (
 )
 
 Mask = tuple[int, int, float]
+MANY = 1 << 20  # multiply-adds, 10 us: for fewer, casting operands takes what bf16 saves
 
 
 def serves(isa: str, x: Tensor) -> bool:
@@ -47,6 +49,21 @@ def serves(isa: str, x: Tensor) -> bool:
 @functools.cache
 def _is_faster() -> bool:
     return _C.features()["isa"] != "amx"
+
+
+@functools.cache
+def _multiplies_bf16() -> bool:
+    """Whether torch.mm is faster in bf16. Not by AMX: some virtual machines kill torch for it."""
+    flags = _C.features()["flags"]
+    return flags["avx512_bf16"] and not flags["amx_tile"] and torch.backends.mkldnn.is_available()
+
+
+def _product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """x y in fp32, multiplied in bf16 where the layer's weight is held in it and that is faster."""
+    many = x.shape[0] * x.shape[1] * y.shape[1] >= MANY
+    if many and weight.dtype is torch.bfloat16 and _multiplies_bf16():
+        return torch.mm(x.bfloat16(), y.bfloat16()).float()
+    return torch.mm(x.float(), y.float())
 
 
 def _in_fp32(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,14 +140,14 @@ def _normed(x: Tensor, weight: Maybe, bias: Maybe, eps: float, stats: Tensor) ->
 
 def _linear(x: Tensor, weight: Tensor, bias: Maybe, out: Tensor) -> Tensor:
     """Writes x weight^T + bias to out, and returns it in fp32."""
-    sums = out if out.dtype is torch.float32 else torch.empty(out.shape)
-    across = weight.float().t()
-    if bias is None:
-        torch.mm(x, across, out=sums)
-    else:
-        torch.addmm(vector(bias), x, across, out=sums)
-    if sums is not out:
-        out.copy_(sums)
+    if weight.dtype is torch.float32 and out.dtype is torch.float32:
+        if bias is None:
+            return torch.mm(x, weight.t(), out=out)
+        return torch.addmm(vector(bias), x, weight.t(), out=out)
+    sums = _product(x, weight.t(), weight)
+    if bias is not None:
+        sums += vector(bias)
+    out.copy_(sums)
     return sums
 
 
@@ -149,17 +166,18 @@ def _join(
     masks: tuple[Mask, Mask], S: int,
 ) -> None:  # fmt: skip
     """y = residual + drop_path(gamma * dropout(x weight^T + bias))."""
-    across, N = weight.float().t(), weight.shape[0]
+    N = weight.shape[0]
     residual, residual_stride = rows(residual)
-    if y.dtype is torch.float32 and gamma is None and not any(mask[1] for mask in masks):
+    plain = gamma is None and not any(mask[1] for mask in masks)
+    if plain and y.dtype is weight.dtype is torch.float32:
         sums = y.view(-1, N)  # the GEMM adds to what is there
         if bias is None:
             sums.copy_(residual.reshape(-1, N))
         else:
             torch.add(residual.reshape(-1, N), vector(bias), out=sums)
-        sums.addmm_(x, across)
+        sums.addmm_(x, weight.t())
         return
-    sums, bias, gamma = torch.mm(x, across), vector(bias), vector(gamma)
+    sums, bias, gamma = _product(x, weight.t(), weight), vector(bias), vector(gamma)
     _C.branch_rows(
         "", threads=threads(), dtype=DTYPES[y.dtype], x=address(sums),
         bias=address(bias), gamma=address(gamma), residual=address(residual), y=address(y), grad=0,
@@ -199,7 +217,7 @@ def linear_residual_backward(
     raw, scaled = _branch_backward(grad, gamma, masks, n["S"])
     grads = _layer_gradients(raw, scaled, _flat(x), given, "", needs)
     if "x" in needs:
-        grads["x"] = torch.mm(scaled, weight.float())
+        grads["x"] = _product(scaled, weight, weight)
     if "residual" in needs:  # an operator must not return its argument
         grads["residual"] = grad.to(residual.dtype, copy=True)
     return _ordered(given, needs, grads)
@@ -218,7 +236,7 @@ def mlp_backward(
     d = hidden = None
     grads: dict[str, Tensor] = {}
     if needs & {"x", "norm_weight", "norm_bias", "fc1_weight", "fc1_bias"}:
-        d = torch.mm(scaled, args[5].float())  # (M, F)
+        d = _product(scaled, args[5], args[5])  # (M, F)
     if needs & {"fc2_weight", "gamma"}:
         hidden = torch.empty(raw.shape[0], n["F"])
     if d is not None or hidden is not None:
@@ -263,7 +281,8 @@ def _layer_gradients(
         grads[f"{prefix}bias"] = scaled.sum(0)
     if x is None or weight is None or not needs & {f"{prefix}weight", "gamma"}:
         return grads
-    both = torch.mm(raw.t(), x)  # (N, K)
+    # gamma's is a sum over a row of it: in bf16 it would be rounded before it is summed.
+    both = torch.mm(raw.t(), x) if "gamma" in needs else _product(raw.t(), x, weight)  # (N, K)
     if "gamma" in needs:
         grads["gamma"] = (both * weight.float()).sum(1)
         if bias is not None:
@@ -301,7 +320,7 @@ def _norm_linear_backward(
     through, K = needs & {"x", "norm_weight", "norm_bias"}, x.shape[-1]
     if not through and name not in needs:
         return {}
-    dh = torch.mm(g, weight.float()) if through else torch.empty(g.shape[0], K)
+    dh = _product(g, weight, weight) if through else torch.empty(g.shape[0], K)
     room = {
         "x": torch.empty(x.shape, dtype=x.dtype) if "x" in needs else None,
         "norm_weight": torch.empty(K) if "norm_weight" in needs else None,
@@ -318,7 +337,7 @@ def _norm_linear_backward(
     )  # fmt: skip
     grads = {key: t for key, t in room.items() if t is not None}
     if name in needs:
-        grads[name] = torch.mm(g.t(), dh)  # dh is layernorm(x) now
+        grads[name] = _product(g.t(), dh, weight)  # dh is layernorm(x) now
     return grads
 
 

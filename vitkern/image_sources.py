@@ -62,6 +62,11 @@ def expand(words: Sequence[str]) -> list[Source]:
     return found
 
 
+def printable(name: str) -> str:
+    """A name on one line that no terminal obeys: control characters as Python writes them."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+
+
 def _of_folder(folder: pathlib.Path) -> list[Source]:
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     if not files:

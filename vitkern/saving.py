@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,12 @@ WHO = "vitkern.save"
 HUGGING_FACE = "huggingface"  # whichever of its models fits
 
 
-def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
+def save(
+    model: ViT,
+    path: str | os.PathLike[str],
+    layout: str = "timm",
+    notes: Mapping[str, Any] | None = None,
+) -> str:
     """Write a model's weights; the result is the name of the layout that was written.
 
     layout: "timm" (a .safetensors file that `load` reads with its whole configuration), a Hugging
@@ -28,6 +34,7 @@ def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
     "huggingface" is the one that fits), which is a folder with config.json, or "torchvision",
     "open_clip", "beit", "dinov2" (.safetensors files) or "jax" (.npz). timm's names are those of
     its class Eva ("eva") where a model has blocks that only this one has.
+    notes: what a single .safetensors file says besides its configuration, such as class names.
     """
     if not isinstance(model, ViT):
         raise TypeError(f"{WHO}: expected a vitkern.ViT, got {type(model).__name__}")
@@ -54,7 +61,8 @@ def save(model: ViT, path: str | os.PathLike[str], layout: str = "timm") -> str:
     elif suffix == ".npz":
         _npz(Path(path), tensors)
     else:
-        _safetensors(Path(path), tensors, own_metadata(model.config, layout=chosen.name))
+        said = own_metadata(model.config, layout=chosen.name, **(notes or {}))
+        _safetensors(Path(path), tensors, said)
     return chosen.name
 
 

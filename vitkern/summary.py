@@ -62,12 +62,8 @@ def summarise(model: ViT, image_size: int | tuple[int, int] | None = None) -> Su
     for i, block in enumerate(model.blocks):
         # qkv and projection: 4 D^2 a row; q k^T and weights v: 2 S D a row
         if c.block in ("parallel", "twin"):
-            work = (
-                S
-                * (4 * D * D + 2 * S * D + D * (c.hidden_rows + F))
-                * (2 if c.block == "twin" else 1)
-            )
-            add(f"blocks.{i}", (S, D), block, work)
+            each = S * (4 * D * D + 2 * S * D + D * (c.hidden_rows + F))
+            add(f"blocks.{i}", (S, D), block, each * (2 if c.block == "twin" else 1))
             continue
         attn, mlp = _count(block, "norm1", "attn", "ls1"), _count(block, "norm2", "mlp", "ls2")
         add(f"blocks.{i}.attn", (S, D), attn, S * (4 * D * D + 2 * S * D))

@@ -25,9 +25,10 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks import report, rows
-from benchmarks.cpu import results, tables
-from benchmarks.cpu.cases import CASES, CLASSES, QUICK, Case, Contestant, contestants, machine_class
-from benchmarks.cpu.turns import Runner
+from benchmarks.cpu import results
+from vitkern.bench import tables
+from vitkern.bench.cases import CASES, CLASSES, QUICK, Case, Contestant, contestants, machine_class
+from vitkern.bench.turns import Runner
 from vitkern.measure.machine import describe, features, let_torch_run_bf16
 from vitkern.measure.progress import Progress
 

@@ -7,12 +7,12 @@ it, case by case, from which the next run of the same code on the same machine g
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterable
 
 from benchmarks import rows
-from benchmarks.cpu.cases import CLASSES, PEERS, Case
+from vitkern.bench.cases import CLASSES, PEERS, Case
+from vitkern.bench.rows import is_of, write
 
 PREFIX = "cpu-"
 UNFINISHED = ".unfinished.jsonl"  # not committed
@@ -61,18 +61,7 @@ class Kept:
         """Keeps the rows of a finished case; the file is whole at every moment."""
         self.rows = [row for row in self.rows if not is_of(row, case)]
         self.rows += [{**row, **self.stamp} for row in found]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         write(self.path, self.rows)
-
-
-def write(path: pathlib.Path, found: Iterable[dict]) -> None:
-    beside = path.with_suffix(".tmp")
-    beside.write_text("".join(json.dumps(row) + "\n" for row in found))
-    beside.replace(path)
-
-
-def is_of(row: dict, case: Case) -> bool:
-    return row["kind"] == "peer" and (row["name"], row["axes"]) == (case.name, case.axes)
 
 
 def lacking(found: Iterable[dict], cases: Iterable[Case]) -> list[str]:
@@ -92,7 +81,9 @@ def lacking(found: Iterable[dict], cases: Iterable[Case]) -> list[str]:
                 problems.append(f"{case.text}: vitkern {row['precision']}: {row['why']}")
         for name in PEERS:
             own = [row for row in these if row["provider"] == name and row["precision"] == "fp32"]
-            if not own or own[0].get("missing"):
+            if own and own[0].get("modules") == "vitkern":
+                problems.append(f"{case.text}: {name}: without timm its modules are vitkern's")
+            elif not own or own[0].get("missing"):
                 why = own[0]["why"] if own else "it was not asked"
                 problems.append(f"{case.text}: {name}: {why}")
     return problems

@@ -23,6 +23,8 @@ from vitkern import ViT, ViTConfig
 from vitkern.contract import SLACK, Error, Slack, on_gpu
 from vitkern.precision import PRECISIONS
 from vitkern.registry import REGISTRY, OpSpec
+from vitkern.verification import operators
+from vitkern.verification.models import joint_error
 
 CHECKED_IMAGES = 2
 TINY = ViTConfig(image_size=32, width=64, depth=1, heads=1, mlp_width=128, classes=10)
@@ -115,26 +117,20 @@ def _operator_checks(
 
 
 def _operator(spec: OpSpec, axes: dict[str, int], precision: str, device: Device, backward: bool):
-    inputs = spec.make_inputs(axes, PRECISIONS[precision].dtype, device=device.device)
-
-    def run(function: Callable, dtype: torch.dtype) -> list[Tensor]:
-        cast = {
-            n: t.to(dtype, copy=True) if t.is_floating_point() else t for n, t in inputs.items()
-        }
-        names = competitors.differentiable(spec, cast) if backward else []
-        for name in names:
-            cast[name].requires_grad_()
-        result = function(*spec.arguments(cast, save=backward))
-        result = result[0] if isinstance(result, tuple) else result
-        if not backward:
-            return [result]
-        g = torch.Generator().manual_seed(1)
-        grad = torch.randn(result.shape, generator=g).to(result.device, result.dtype)
-        return list(torch.autograd.grad(result, [cast[n] for n in names], grad))
-
     dtype = PRECISIONS[precision].dtype
-    ours, torchs = run(spec.torch_op(), dtype), run(spec.op.reference, dtype)
-    truths = run(spec.op.reference, torch.float64)
+    inputs = spec.make_inputs(axes, dtype, device=device.device)
+    if backward:
+        names = operators.differentiable(spec, inputs)
+        ours = operators.gradients(spec, inputs, names, dtype, spec.torch_op())
+        torchs, truths = (
+            operators.gradients(spec, inputs, names, kind, spec.op.reference)
+            for kind in (dtype, torch.float64)
+        )
+    else:
+        ours = operators.operator_results(spec, inputs)[:1]
+        torchs, truths = (
+            operators.reference_results(spec, inputs, kind)[:1] for kind in (dtype, torch.float64)
+        )
     return [
         (Error.of(theirs, truth), Error.of(mine, truth))
         for mine, theirs, truth in zip(ours, torchs, truths, strict=True)
@@ -177,26 +173,6 @@ def _gradients(case: Case, device: Device, selection: Selection):
     ours, torchs = run("auto", torch.float32), run("reference", torch.float32)
     truth = run("reference", torch.float64)
     return [(joint_error(torchs, truth), joint_error(ours, truth))]
-
-
-def joint_error(got: dict[str, Tensor], truth: dict[str, Tensor]) -> Error:
-    """Error.of all of them in one vector, each in its own unit, without making the vector.
-
-    Some are 0 in exact arithmetic (a constant added to every key changes no softmax): a unit is at
-    least a hundredth of the largest.
-    """
-    sizes = {n: t.square().mean().sqrt().item() for n, t in truth.items()}
-    least = 1e-2 * max(sizes.values())
-    worst = squares = of_truth = 0.0
-    for name, t in truth.items():
-        unit = max(sizes[name], least)
-        miss = (got[name].double() - t) / unit
-        worst = max(worst, miss.abs().max().item()) if miss.isfinite().all() else math.nan
-        squares += miss.square().sum().item()
-        of_truth += t.numel() * (sizes[name] / unit) ** 2
-    count = sum(t.numel() for t in truth.values())
-    rms = math.sqrt(of_truth / count)
-    return Error(worst / rms, math.sqrt(squares / count) / rms)
 
 
 def verify(check: Check, device: Device) -> Verdict:

@@ -88,7 +88,7 @@ struct IsaRow {
   const Kernels* kernels;  // null: not in this build
   const Kernels* int8;     // the engine's for that precision
   bool runs_here;
-  bool pays;  // is faster than its base: else it runs only where it is asked for by name
+  bool pays;  // InstructionSet's
 };
 
 // A row for each Isa, in its order, which is best first. Made once: AMX costs a system call, and a
@@ -157,6 +157,18 @@ std::vector<std::string> operator_isas() {
   return names;
 }
 
+std::vector<InstructionSet> instruction_sets() {
+  std::vector<InstructionSet> found;
+#define VITKERN_INSTRUCTION_SET(set, base, machine, needs, flags)                         \
+  {                                                                                       \
+    const IsaRow& row = row_of(Isa::set);                                                 \
+    found.push_back(                                                                      \
+        {#set, #base, #machine, needs, row.kernels != nullptr, row.runs_here, row.pays}); \
+  }
+#include "isas.inc"
+  return found;
+}
+
 Isa isa_named(const std::string& name) {
   if (!name.empty()) return row_named(name, "the caller").isa;
   const char* forced = std::getenv("VITKERN_ISA");
@@ -223,6 +235,14 @@ bool amx_usable() {
          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
+#endif
+}
+
+unsigned amx_palettes() {
+#if defined(__x86_64__)
+  return cpuid(0x1D, 0).a;  // zeros beyond the last leaf
+#else
+  return 0;
 #endif
 }
 

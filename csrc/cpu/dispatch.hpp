@@ -28,6 +28,16 @@ const char* isa_name(Isa isa);
 Isa operators_isa(Isa isa);
 Isa engine_isa(Isa isa, Precision precision);
 
+// A line of isas.inc, and what became of it here.
+struct InstructionSet {
+  std::string name, base, machine, needs;  // needs: features of the CPU, in words
+  bool built;                              // in this build
+  bool runs_here;  // built, and this CPU and its operating system have what it needs
+  bool pays;       // is faster than its base: else it runs only where it is asked for by name
+};
+// All lines, best first. Never throws, whatever VITKERN_ISA says.
+std::vector<InstructionSet> instruction_sets();
+
 struct Feature {
   const char* name;
   bool present;
@@ -40,5 +50,8 @@ std::string cpu_model();
 bool pairs_in_two_pipes(const std::string& vendor, unsigned family, unsigned model);
 // AMX is advertised, and the operating system grants the tile registers to this process.
 bool amx_usable();
+// Palettes of AMX tiles that CPUID leaf 0x1D tells of: 0 where a virtual machine hides the leaf.
+// vitkern does not need it; libraries that read tile sizes there, such as oneDNN, do.
+unsigned amx_palettes();
 
 }  // namespace vitkern

@@ -118,30 +118,48 @@ constexpr int kVectors = kNR * 4 / sizeof(Ints);
     (defined(VITKERN_EMULATED) && defined(VITKERN_INT16))
 
 #if defined(__AVX512F__)
-constexpr int64_t kTileRows = 14;  // times 2 vectors: 28 accumulators + 1 broadcast
+constexpr int64_t kTileRows = 14;  // times 2 vectors: 28 accumulators + 2 of W + 1 broadcast
 #else
-constexpr int64_t kTileRows = 3;  // times 4 vectors: 12 accumulators + 1 broadcast
+constexpr int64_t kTileRows = 3;  // times 4 vectors: 12 accumulators + 1 of W + 1 broadcast
 #endif
 constexpr int64_t kUnit = 4;  // steps at once
 
-inline Ints add_quads(Ints sum, Ints x, const char* w) {
-#if defined(VITKERN_EMULATED)
-  return _mm512_dpbusd_epi32(sum, x, load_ints(w));
-#elif defined(__AVX512F__)
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "m"(*reinterpret_cast<const Ints*>(w)));
-  return sum;
+// Four steps of W, loaded once for all rows: as operands in memory they would be 28 loads for 28
+// multiplications, and a Zen 4 loads one vector of 512 bits a clock, broadcasts beside them.
+struct Unit {
+#if defined(__AVX512F__)
+  static constexpr int kHeld = 2;
 #else
-  asm("%{vex%} vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "m"(*reinterpret_cast<const Ints*>(w)));
-  return sum;
+  static constexpr int kHeld = 1;
 #endif
-}
+  const char* w;
+  Ints held[kHeld];
 
-// The sums of one row of A: `row` at its next kUnit steps.
-inline void add_unit(Ints* sums, const char* row, const char* w) {
-  const Ints x = broadcast(row);
+  explicit Unit(const char* steps) : w(steps) {
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) sums[v] = add_quads(sums[v], x, w + v * sizeof(Ints));
-}
+    for (int v = 0; v < kHeld; ++v) held[v] = load_ints(w + v * sizeof(Ints));
+  }
+
+  static Ints add_quads(Ints sum, Ints x, Ints y) {
+#if defined(VITKERN_EMULATED)
+    return _mm512_dpbusd_epi32(sum, x, y);
+#elif defined(__AVX512F__)
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+    return sum;
+#else
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "xm"(y));
+    return sum;
+#endif
+  }
+
+  // The sums of one row of A: `row` at its next kUnit steps.
+  void add_to(Ints* sums, const char* row) const {
+    const Ints x = broadcast(row);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+      sums[v] = add_quads(sums[v], x, v < kHeld ? held[v] : load_ints(w + v * sizeof(Ints)));
+  }
+};
 
 #else
 
@@ -172,17 +190,21 @@ inline Ints add_octets(Ints sum, Ints x0, Ints x1, const char* w, Ints ones) {
 #endif
 }
 
-inline void add_unit(Ints* sums, const char* row, const char* w) {
+struct Unit {
+  const char* w;
+
+  void add_to(Ints* sums, const char* row) const {
 #if defined(__AVX512F__)
-  const Ints ones = _mm512_set1_epi32(0x10001);
+    const Ints ones = _mm512_set1_epi32(0x10001);
 #else
-  const Ints ones = _mm256_set1_epi16(1);
+    const Ints ones = _mm256_set1_epi16(1);
 #endif
-  const Ints x0 = broadcast(row), x1 = broadcast(row + 4);
+    const Ints x0 = broadcast(row), x1 = broadcast(row + 4);
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v)
-    sums[v] = add_octets(sums[v], x0, x1, w + v * sizeof(Ints), ones);
-}
+    for (int v = 0; v < kVectors; ++v)
+      sums[v] = add_octets(sums[v], x0, x1, w + v * sizeof(Ints), ones);
+  }
+};
 
 #endif
 
@@ -202,8 +224,9 @@ template <int R>
   for (int64_t k0 = 0; k0 < tile.steps; k0 += kFetchSteps) {
     ahead.fetch();
     for (int64_t left = min(kFetchSteps, tile.steps - k0); left > 0; left -= kUnit) {
+      const Unit unit{b};
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) add_unit(acc[r], rows.row(r), b);
+      for (int r = 0; r < R; ++r) unit.add_to(acc[r], rows.row(r));
       rows.advance(kUnit);
       b += kUnit * kNR;
     }

@@ -71,10 +71,11 @@ struct Result {
 #else
 #include "tiles_fma.hpp"
 #endif
+#if defined(VITKERN_INT16)
+#include "tiles_int16.hpp"
+#endif
 #if defined(VITKERN_INT8)  // of any instruction set
 #include "tiles_int8.hpp"
-#elif defined(VITKERN_INT16)
-#include "tiles_int16.hpp"
 #endif
 
 namespace {

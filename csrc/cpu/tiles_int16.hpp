@@ -37,6 +37,12 @@ inline void store_nearest(Vec v, int16_t* out) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                       _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v.v)));
 }
+// The nearest integers of a and b, lane by lane a pair.
+inline void store_pairs(Vec a, Vec b, int32_t* out) {
+  const __m512i high = _mm512_slli_epi32(_mm512_cvtps_epi32(b.v), 16);
+  _mm512_storeu_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(a.v), high));
+}
+inline Vec square_root(Vec v) { return {_mm512_sqrt_ps(v.v)}; }
 #else
 typedef __m256i Ints;
 constexpr int64_t kTileRows = 3;   // times 4 vectors: 12 accumulators + 1 of W + 1 broadcast + 2
@@ -55,6 +61,12 @@ inline void store_nearest(Vec v, int16_t* out) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
                    _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
 }
+inline void store_pairs(Vec a, Vec b, int32_t* out) {
+  const __m256i high = _mm256_slli_epi32(_mm256_cvtps_epi32(b.v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                      _mm256_blend_epi16(_mm256_cvtps_epi32(a.v), high, 0xaa));
+}
+inline Vec square_root(Vec v) { return {_mm256_sqrt_ps(v.v)}; }
 #endif
 
 // sum += x y over both integers of each pair, where y is in a register ("v") or in memory ("m"). As
@@ -106,11 +118,14 @@ inline float sum_of_squares(const float* x, int64_t n, float by) {
   return sum.sum();
 }
 
-// x (n), n <= kBlock -> integers, and zeros up to a multiple of Vec::kLanes; returns their scale.
-// Below 1e-30, where the inverse of the scale could overflow, all is zero.
+// What n elements may have in units of their scale: a norm that rounding, which moves it by at most
+// sqrt(n) / 2, and the rounding of this arithmetic leave below 46340; and each one for itself.
+inline float most_norm(int64_t n) { return 46339 - 0.5f * sqrtf(static_cast<float>(n)); }
+constexpr float kMostUnits = 32766.5f;
+constexpr float kTiny = 1e-30f;  // the inverse of such a scale could overflow: all is zero
+
+// x (n) -> integers, and zeros up to a multiple of Vec::kLanes; returns their scale.
 inline float quantise(const float* x, int64_t n, int16_t* out) {
-  // Rounding moves the norm by at most sqrt(n) / 2 = 8; 1 more for the rounding of this arithmetic.
-  constexpr float kNorm = 46340 - 9, kMost = 32766.5f;
   Vec top = Vec::set(0), sum = Vec::set(0);
   for (int64_t i = 0; i < n; i += Vec::kLanes) {
     const Vec v = Vec::load(x + i, n - i);
@@ -121,14 +136,14 @@ inline float quantise(const float* x, int64_t n, int16_t* out) {
   float squares = sum.sum();
   const bool finite = squares == squares && largest < INFINITY;
   float inverse = 0;
-  if (finite && largest > 1e-30f) {
+  if (finite && largest > kTiny) {
     const bool ordinary = largest > 1e-15f && largest < 1e15f;
     if (ordinary)
       squares /= largest * largest;
     else  // those squares leave the range of fp32
       squares = sum_of_squares(x, n, 1 / largest);
-    const float units = kNorm / sqrtf(squares);  // that the largest element would have
-    inverse = (units < kMost ? units : kMost) / largest;
+    const float units = most_norm(n) / sqrtf(squares);  // that the largest element would have
+    inverse = (units < kMostUnits ? units : kMostUnits) / largest;
   }
   for (int64_t i = 0; i < n; i += Vec::kLanes)
     store_nearest(finite ? Vec::load(x + i, n - i) * Vec::set(inverse) : Vec::set(0), out + i);
@@ -203,56 +218,63 @@ inline Precision first_alike(Precision) { return Precision::bf16; }
 constexpr bool kUnpacks = false;  // the weights were rounded to integers
 inline void unpack_panel(const Weights&, int64_t, void*) {}
 
-// c (R, kNR) = or += a (R, 2 * pairs) times a block of W, with both scales.
+// c (R, kNR) = or += a (R, 2 * pairs) times b (2 * pairs, kNR), both with their scales.
 struct Tile {
-  const int32_t* a;      // pairs of integers
+  const int32_t* a;  // pairs of integers
+  int64_t a_stride;
   const float* a_scale;  // of each row
-  int64_t a_stride;      // of both, in units of four bytes
-  const char* block;
+  int64_t a_scale_stride;
+  const void* b;         // [pairs][kNR][2 integers]
+  const float* b_scale;  // of each column
   int64_t pairs;
   float* c;
   bool add;
   Ahead ahead;
 };
 
-// As fma_tiles::multiply_rows.
-template <int R>
+// As fma_tiles::multiply_rows. Of b kCount vectors of columns count. Pair i of row r is
+// a[r * a_stride + i], or, kAcross, a[i * a_stride + r].
+template <int R, int kCount = kVectors, bool kAcross = false>
 [[gnu::noinline]] void multiply_rows(const Tile& tile) {
-  const int64_t pairs = tile.pairs;
+  constexpr int kHere = kCount < kHeld ? kCount : kHeld;
+  const int64_t pairs = tile.pairs, across = tile.a_stride;
   Ahead ahead = tile.ahead;
-  Ints acc[R][kVectors];
+  Ints acc[R][kCount];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
+    for (int v = 0; v < kCount; ++v) acc[r][v] = zero();
   TileReader<R> rows(tile.a, tile.a_stride * 4);
-  const char* b = tile.block;
+  const int32_t* a = tile.a;
+  const char* b = static_cast<const char*>(tile.b);
   for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
     ahead.fetch();
     for (int64_t left = min(kLine, pairs - k0); left > 0; --left) {
-      Ints held[kHeld];
+      Ints held[kHere];
 #pragma GCC unroll 4
-      for (int v = 0; v < kHeld; ++v) held[v] = load_ints(b + v * sizeof(Ints));
+      for (int v = 0; v < kHere; ++v) held[v] = load_ints(b + v * sizeof(Ints));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const Ints x = broadcast(rows.row(r));
+        const Ints x = broadcast(kAcross ? reinterpret_cast<const char*>(a + r) : rows.row(r));
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v)
-          acc[r][v] = v < kHeld ? add_pairs(acc[r][v], x, held[v])
+        for (int v = 0; v < kCount; ++v)
+          acc[r][v] = v < kHere ? add_pairs(acc[r][v], x, held[v])
                                 : add_pairs(acc[r][v], x, b + v * sizeof(Ints));
       }
-      rows.advance(4);
+      if constexpr (kAcross)
+        a += across;
+      else
+        rows.advance(4);
       b += kVectors * sizeof(Ints);
     }
   }
-  const float* const scales = reinterpret_cast<const float*>(tile.block + kBlock * kNR * 2);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    const Vec by = Vec::set(tile.a_scale[r * tile.a_stride]);
+    const Vec by = Vec::set(tile.a_scale[r * tile.a_scale_stride]);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kCount; ++v) {
       float* const out = tile.c + r * kNR + v * Vec::kLanes;
-      const Vec sum = to_floats(acc[r][v]) * Vec::load(scales + v * Vec::kLanes);
+      const Vec sum = to_floats(acc[r][v]) * Vec::load(tile.b_scale + v * Vec::kLanes);
       (tile.add ? fma(sum, by, Vec::load(out)) : sum * by).store(out);
     }
   }
@@ -277,13 +299,16 @@ struct Tiles {
     for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kBlock, panel += kBlockBytes) {
       const int64_t pairs = ceil_div(min(kBlock, steps.end - k0), 2);
       const char* const next = k0 + kBlock < steps.end ? panel + kBlockBytes : after;
+      const auto* const scales = reinterpret_cast<const float*>(panel + kBlock * kNR * 2);
       for (int64_t t = 0; t < tiles; ++t) {
         const Range tile = even_part(M, t, tiles);
         const int64_t m = rows.begin + tile.begin, R = tile.end - tile.begin;
         const Tile work{.a = A.pairs(m, k0),
-                        .a_scale = A.scales(m) + k0 / kBlock,
                         .a_stride = stride,
-                        .block = panel,
+                        .a_scale = A.scales(m) + k0 / kBlock,
+                        .a_scale_stride = stride,
+                        .b = panel,
+                        .b_scale = scales,
                         .pairs = pairs,
                         .c = c + tile.begin * kNR,
                         .add = k0 > 0,

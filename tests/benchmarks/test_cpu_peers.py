@@ -12,12 +12,12 @@ import torch
 
 from benchmarks import models, rows
 from benchmarks.cpu import __main__ as command
-from benchmarks.cpu import builders, cases, convert, results, tables, task, turns, worker
-from benchmarks.cpu.cases import CASES, Case, Contestant
+from benchmarks.cpu import results
+from benchmarks.cpu import tables as published
 from tests.conftest import ROOT
-from tests.model.tiny_models import BASE
-from tools import agreement
 from vitkern import ViT, ViTConfig
+from vitkern.bench import builders, cases, convert, tables, task, turns, worker
+from vitkern.bench.cases import CASES, Case, Contestant
 
 TINY = ViTConfig(image_size=32, width=32, depth=2, heads=2, mlp_width=64, classes=10)
 
@@ -281,12 +281,12 @@ def test_an_error_beyond_its_class_is_a_failure():
 
 def test_every_measured_class_is_shown():
     both = {"avx512_vnni": MEASURED, "avx2": MEASURED}
-    for text in (tables.summary(both), tables.text(both)):
+    for text in (published.summary(both), published.text(both)):
         assert "**AVX-512 VNNI**: a CPU, 2 threads" in text and "**AVX2**: a CPU" in text
         assert "commit abc, 2026-01-01" in text and "OpenVINO 1" in text
         assert "Not measured with these peers yet: AMX." in text
-    assert "**80%**" in tables.text(both) and "| mlp |" in tables.text(both)
-    assert tables.summary({}) == tables.text({}) == tables.UNMEASURED
+    assert "**80%**" in published.text(both) and "| mlp |" in published.text(both)
+    assert published.summary({}) == published.text({}) == published.UNMEASURED
 
 
 # ---- a contestant's own process ----
@@ -344,7 +344,7 @@ def test_a_library_that_is_missing_is_named(folder, monkeypatch):
 def test_a_library_for_a_conversion_is_named(folder, monkeypatch):
     monkeypatch.setattr(task.importlib.util, "find_spec", lambda name: None)
     given = task.Task.read(folder, "int8", 2)
-    with pytest.raises(task.LeftOut, match="timm is not installed") as left_out:
+    with pytest.raises(task.LeftOut, match="openvino is not installed") as left_out:
         convert.converted(given, "model.int8.xml")
     assert left_out.value.missing
 
@@ -374,27 +374,3 @@ def test_the_steps_are_all_of_the_work(changes):
     if changes.get("depth") != 0:  # engine_flops counts a last block that is not there
         assert sum(steps.values()) == models.engine_flops(model, 3, 32)
     assert steps["qkv"] == 0 if changes.get("depth") == 0 else steps["qkv"] > 0
-
-
-# ---- agreement on photographs ----
-
-
-def test_agreement_is_told_for_every_precision(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    model = ViT(BASE.replace(image_size=32, patch_size=4)).eval()
-    for name in ("3_a.png", "b.png"):
-        image.new("RGB", (40, 36), (200, 30, len(name))).save(tmp_path / name)
-    shown = agreement.read(tmp_path, model)
-    assert shown.labels.tolist() == [3, -1] and shown.pixels.shape == (2, 3, 32, 32)
-    lines = agreement.table(model, shown._replace(pixels=torch.randn(2, 3, 32, 32)))
-    assert [line.split(" | ")[0] for line in lines[2:]] == [
-        "| float64", "| PyTorch fp32", *(f"| vitkern {p}" for p in cases.precisions())
-    ]  # fmt: skip
-    assert "| 2 of 2 |" in lines[2] and " of 1 |" in lines[2]
-
-
-def test_agreement_refuses_what_is_not_there(tmp_path, capsys):
-    assert agreement.main([str(tmp_path / "none.safetensors"), str(tmp_path)]) == 2
-    assert "there is no file" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="no photographs"):
-        agreement.read(tmp_path, ViT(BASE))

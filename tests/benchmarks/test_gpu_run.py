@@ -293,7 +293,7 @@ def test_the_command_hands_its_options_over(monkeypatch):
     assert call[call.index("--output") + 1] == str(pathlib.Path("r.jsonl").resolve())
 
 
-@pytest.mark.parametrize("arguments", [("--model", "B/16"), ("--compile",), ("--batch", "8")])
+@pytest.mark.parametrize("arguments", [("--dtype", "bf16"), ("--compile",)])
 def test_options_of_a_gpu_are_refused_on_the_cpu(capsys, arguments):
     assert command(["bench", *arguments]) == 2
     assert "is for a GPU (--device cuda)" in capsys.readouterr().err

@@ -48,25 +48,12 @@ def test_help_needs_no_torch():
 
 
 def test_a_closed_pipe_is_no_error():
-    command = f"{sys.executable} -m vitkern info | true"
+    command = f"{sys.executable} -m vitkern doctor | true"
     said = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in said.stderr
 
 
-# ---- info, summary, bench ----
-
-
-def test_info_names_versions_and_isa(capsys):
-    status, out, _ = run(capsys, "info")
-    assert status == 0
-    for name in ("vitkern", "torch", "isa", "threads", "extension", "gpu"):
-        assert f"\n{name}" in f"\n{out}"
-
-
-def test_info_speaks_json(capsys):
-    status, out, _ = run(capsys, "info", "--json")
-    assert status == 0
-    assert json.loads(out)["torch"] == torch.__version__
+# ---- summary, bench ----
 
 
 def test_summary_counts_parameters(capsys):
@@ -81,6 +68,13 @@ def test_summary_takes_another_size_and_head(capsys):
     assert "5,717,416" not in out
 
 
+def test_summary_speaks_json(capsys):
+    status, out, _ = run(capsys, "summary", "Ti/16", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["parameters"] == 5_717_416
+    assert sum(row["parameters"] for row in found["rows"]) == found["parameters"]
+
+
 def test_summary_refuses_an_unknown_name(capsys):
     status, _, err = run(capsys, "summary", "vit_bass_patch16_224")
     assert status == 2
@@ -88,7 +82,7 @@ def test_summary_refuses_an_unknown_name(capsys):
 
 
 def test_bench_says_that_it_needs_a_checkout(capsys, tmp_path):
-    status, _, err = run(capsys, "bench", "--source", tmp_path)
+    status, _, err = run(capsys, "bench", "--suite", "--source", tmp_path)
     assert status == 2
     assert "clone" in err
 
@@ -102,7 +96,7 @@ def test_bench_hands_its_arguments_to_pytest(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(bench.subprocess, "run", note)
     rows, out = tmp_path / "rows.jsonl", tmp_path / "pictures"
-    arguments = ("--quick", "--results", rows, "--out", out, "--", "-k", "layernorm")
+    arguments = ("--suite", "--quick", "--results", rows, "--out", out, "--", "-k", "layernorm")
     assert run(capsys, "bench", *arguments)[0] == 0
     suite, report = calls
     assert {"--benchmark-only", "--quick", str(rows), "-k", "layernorm"} <= set(suite)
@@ -311,8 +305,8 @@ def test_picture_without_matplotlib_is_a_clear_error(monkeypatch):
 def test_bench_names_what_its_own_process_would_miss(tmp_path, capsys, monkeypatch):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "test_operators.py").touch()
-    assert main(["bench", "--source", str(tmp_path)]) == 2
+    assert main(["bench", "--suite", "--source", str(tmp_path)]) == 2
     assert f"is not built: pip install -e '{tmp_path}[test]'" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["bench", "--source", str(tmp_path)]) == 2
+    assert main(["bench", "--suite", "--source", str(tmp_path)]) == 2
     assert "the benchmarks need pytest" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from tests.evidence.interpreter import Interpreter
 from vitkern.contract import judge, on_gpu
 from vitkern.gpu.launch import executing
 from vitkern.precision import PRECISIONS
+from vitkern.verification.operators import differentiable, gradients, reference_results
 
 DTYPES = {name: row.dtype for name, row in PRECISIONS.items()}
 LONG = 500  # tokens: a case of many seconds in the interpreter
@@ -58,22 +59,14 @@ def run(spec, inputs, save=True):
     return results
 
 
-def cast(inputs, dtype):
-    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
-
-
 def check(spec, got, inputs, numerics, slack=None):
     """Each result within the contract, NaN and Inf where the truth has them."""
-    truths = spec.op.reference(*spec.arguments(cast(inputs, torch.float64), True))
+    truths = reference_results(spec, inputs, torch.float64)
     with yardstick(numerics):
-        torchs = spec.op.reference(*spec.arguments(cast(inputs, DTYPES[numerics]), True))
+        torchs = reference_results(spec, inputs, DTYPES[numerics])
     for name, g, truth, t in zip(spec.op.outputs, got, truths, torchs, strict=True):
         wrong = problem(g, t, truth, slack or spec.slack, numerics, spec.op.name)
         assert not wrong, f"{spec.name}.{name}: {wrong}"
-
-
-def differentiable(spec, inputs):
-    return [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
 
 
 def gradient_of(spec, shape, dtype):
@@ -90,12 +83,7 @@ def run_backward(spec, inputs, names, results=None):
 
 
 def reference_gradients(spec, inputs, names, dtype):
-    inputs = {n: t.detach() for n, t in cast(inputs, dtype).items()}
-    for name in names:
-        inputs[name].requires_grad_()
-    y = spec.op.reference(*spec.arguments(inputs, True))[0]
-    grad = gradient_of(spec, y.shape, dtype)
-    return torch.autograd.grad(y, [inputs[n] for n in names], grad)
+    return gradients(spec, inputs, names, dtype, spec.op.reference)
 
 
 def check_gradients(spec, got, inputs, names, numerics, slack=None):

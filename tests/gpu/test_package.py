@@ -16,7 +16,7 @@ import triton
 from tests.evidence.fake_cuda import fake_cuda
 from vitkern import _C, explanation
 from vitkern.__main__ import main
-from vitkern.cli import info
+from vitkern.doctor import graphics
 from vitkern.engines import trace
 from vitkern.gpu import layernorm, manifest
 from vitkern.gpu.launch import Recorder, executing
@@ -93,11 +93,13 @@ def test_a_wheel_is_built_installed_and_launched_from(package, normalise, tmp_pa
     binaries = installed / manifest.PACKAGE / "binaries"
 
     paths = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "vitkern", "info", "--json"]
+    command = [sys.executable, "-m", "vitkern", "doctor", "--json"]
     said = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": paths}, check=True, capture_output=True, text=True
     )
-    assert json.loads(said.stdout)["binaries"] == f"{binaries} of the package vitkern-kernels"
+    assert (
+        json.loads(said.stdout)["binaries"]["text"] == f"{binaries} of the package vitkern-kernels"
+    )
 
     monkeypatch.syspath_prepend(str(installed))
     executor = device.executor(torch.device("cuda", 0))
@@ -120,7 +122,7 @@ def test_an_installed_package_is_found(copied):
     binaries = copied / manifest.PACKAGE / "binaries"
     executor = device.executor(torch.device("cuda", 0))
     assert f"binaries of {binaries} for sm_80" in executor.status()
-    assert info.facts()["binaries"] == f"{binaries} of the package vitkern-kernels"
+    assert graphics.binaries()["text"] == f"{binaries} of the package vitkern-kernels"
     model = types.SimpleNamespace(dtype=torch.bfloat16, device=torch.device("cuda", 0))
     assert str(binaries) in explanation._gpu_kernels(model), "a line of explain()"
 
@@ -130,7 +132,7 @@ def test_without_a_package_there_is_none(monkeypatch):
     assert found.store is None
     assert found.text == "set VITKERN_BINARIES or install vitkern-kernels"
     assert found.text in device.executor(torch.device("cuda", 0)).status()
-    assert info.facts()["binaries"] == f"none: {found.text}"
+    assert graphics.binaries()["text"] == f"none: {found.text}"
 
 
 def test_the_users_choice_comes_first(copied, tmp_path, monkeypatch):
@@ -175,7 +177,7 @@ def test_a_package_that_does_not_fit_is_left_with_a_warning(copied, what):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert device.binaries().store is None, "it is said once"
-    assert info.facts()["binaries"].startswith("none: vitkern-kernels is not used")
+    assert graphics.binaries()["text"].startswith("none: vitkern-kernels is not used")
 
 
 @pytest.mark.parametrize("text", ["", "folder = 3", "raise ImportError('half installed')"])

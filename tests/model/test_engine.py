@@ -96,8 +96,12 @@ def test_tf32_is_more_exact_than_tf32_units(changes, isa, images):
 
 
 @pytest.mark.parametrize("isa", cpu.isas())
-def test_bf16_stays_as_exact_as_torch_with_outliers(isa, images):
-    """One column in forty outweighs the others, as channels of trained ViTs do."""
+def test_bf16_stays_as_exact_as_torch_with_outliers(isa):
+    """One column in forty outweighs the others, as channels of trained ViTs do.
+
+    Of many images: where two scores of thousands tie, any error decides the whole softmax.
+    """
+    images = torch.randn(42, 3, 48, 48, generator=torch.Generator().manual_seed(1))
     model = tiny(width=192, heads=3, mlp_width=300)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -6,35 +6,18 @@ import pytest
 import torch
 
 from tests.evidence.fixed_order.torch_mode import FixedOrder
-from tests.ops.test_ops import BF16, FP32, ISAS, SPECS, gradients
-from vitkern.contract import judge
-from vitkern.registry import REGISTRY, resolve
+from tests.ops.test_ops import BF16, FP32, ISAS, SPECS
+from vitkern import cpu_blas, ops
+from vitkern.registry import REGISTRY
+from vitkern.verification.operators import (
+    NOT_NATIVE,
+    gradients,
+    judge_gradients,
+    native_differentiable,
+    native_gradients,
+)
 
 CHOSEN = ""  # by cpu_blas.py, where that is faster
-# Gradients that are the reference's (cpu_backward.py).
-NOT_NATIVE = {"image": "patch_embed", "attention.bias": "attention+bias", "rotary.table": "rotary"}
-
-
-def names_of(spec, inputs):
-    """The floating-point inputs that a native backward has gradients of."""
-    skipped = {n.removeprefix(f"{spec.op.name}.") for n in NOT_NATIVE}
-    return [
-        n
-        for n in spec.op.differentiable
-        if n in inputs and inputs[n].is_floating_point() and n not in skipped
-    ]
-
-
-def native_gradients(spec, inputs, names, isa=""):
-    """The gradients of `names` by one instruction set, of the same weights as `gradients`."""
-    args = spec.arguments(inputs, save=True)
-    result = spec.torch_op()(*args)
-    y, *saved = result if isinstance(result, tuple) else (result,)
-    g = torch.Generator().manual_seed(1)
-    grad = torch.randn(y.shape, generator=g, dtype=torch.float64).to(y.dtype)
-    sizes = spec.op.bind(dict(zip(spec.op.arguments, args, strict=True)))
-    backward = resolve(spec.op.native_backward)
-    return backward(sizes, grad, args, saved, frozenset(names), isa=isa)
 
 
 def cases():
@@ -49,14 +32,13 @@ def cases():
 @pytest.mark.parametrize("spec, isa, index, dtype", list(cases()))
 def test_gradients_keep_the_contract(spec, isa, index, dtype):
     inputs = spec.make_inputs(spec.cases[index], dtype)
-    names = names_of(spec, inputs)
+    names = native_differentiable(spec, inputs)
     truths = gradients(spec, inputs, names, torch.float64, spec.op.reference)
     with FixedOrder():
         torchs = gradients(spec, inputs, names, dtype, spec.op.reference)
     ours = native_gradients(spec, inputs, names, isa)
-    for name, got, truth, theirs in zip(names, ours, truths, torchs, strict=True):
-        verdict = judge(got, theirs, truth, dtype=dtype, slack=spec.slack, gradient=True)
-        assert verdict.passed, f"d{name}: {verdict.problem}"
+    for name, verdict in judge_gradients(spec, names, ours, truths, torchs, dtype).items():
+        assert verdict.passed, f"{name}: {verdict.problem}"
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -64,7 +46,7 @@ def test_gradients_keep_the_contract(spec, isa, index, dtype):
 def test_gradients_are_those_asked_for(spec, isa):
     """Each alone is bit for bit what it is among all, for any number of threads."""
     inputs = spec.make_inputs(spec.cases[3], FP32)
-    names = names_of(spec, inputs)
+    names = native_differentiable(spec, inputs)
     together = native_gradients(spec, inputs, names, isa)
     before = torch.get_num_threads()
     try:
@@ -88,7 +70,7 @@ def test_attention_takes_tiles_of_queries(S, isa):
     with FixedOrder():
         (theirs,) = gradients(spec, inputs, ["qkv"], FP32, spec.op.reference)
     (got,) = native_gradients(spec, inputs, ["qkv"], isa)
-    verdict = judge(got, theirs, truth, dtype=FP32, slack=spec.slack, gradient=True)
+    (verdict,) = judge_gradients(spec, ["qkv"], [got], [truth], [theirs], FP32).values()
     assert verdict.passed, verdict.problem
 
 
@@ -100,3 +82,46 @@ def test_what_no_kernel_has_is_the_references(name):
     (truth,) = gradients(spec, inputs, [argument], torch.float64, spec.op.reference)
     (got,) = gradients(spec, inputs, [argument], FP32, spec.torch_op())
     assert torch.allclose(got.double(), truth, atol=1e-4)
+
+
+@pytest.fixture
+def matmuls(monkeypatch):
+    """The dtypes that torch.mm is called with, on a CPU that multiplies bf16 faster than fp32."""
+    seen, mm = [], torch.mm
+    monkeypatch.setattr(cpu_blas, "_multiplies_bf16", lambda: True)
+    monkeypatch.setattr(cpu_blas, "_is_faster", lambda: True)
+    monkeypatch.setattr(torch, "mm", lambda x, y, **how: (seen.append(x.dtype), mm(x, y, **how))[1])
+    return seen
+
+
+def test_bf16_layers_are_multiplied_in_bf16_where_that_is_faster(matmuls):
+    """All six matmuls of an MLP; the gradients keep the contract."""
+    g = torch.Generator().manual_seed(0)
+    shapes = {"x": (2, 197, 64), "fc1_weight": (96, 64), "fc2_weight": (64, 96)}
+    inputs = {n: torch.randn(shape, generator=g) / 8 for n, shape in shapes.items()}
+    grad = torch.randn(shapes["x"], generator=g)
+
+    def run(dtype):
+        leaves = {n: t.to(BF16).to(dtype).requires_grad_() for n, t in inputs.items()}
+        ones, zeros = torch.ones(64, dtype=dtype), torch.zeros(64, dtype=dtype)
+        bias = torch.zeros(96, dtype=dtype)
+        y = ops.mlp(
+            leaves["x"], ones, zeros, leaves["fc1_weight"], bias, leaves["fc2_weight"], zeros
+        )
+        return torch.autograd.grad(y, list(leaves.values()), grad.to(dtype))
+
+    truths = run(torch.float64)
+    matmuls.clear()
+    ours = run(BF16)
+    assert matmuls == [BF16] * 6
+    for got, truth in zip(ours, truths, strict=True):
+        error = (got.double() - truth).pow(2).mean().sqrt() / truth.pow(2).mean().sqrt()
+        assert error < 2 * torch.finfo(BF16).eps
+
+
+def test_few_numbers_are_widened(matmuls):
+    x = torch.randn(3, 8, dtype=BF16, requires_grad=True)
+    weight = torch.randn(5, 8, dtype=BF16, requires_grad=True)
+    y = ops.norm_linear(x, torch.ones(8, dtype=BF16), torch.zeros(8, dtype=BF16), weight, None)
+    y.sum().backward()
+    assert set(matmuls) == {FP32}

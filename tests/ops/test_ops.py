@@ -16,6 +16,13 @@ from tests.evidence.fixed_order.torch_mode import FixedOrder, fixed_backwards
 from vitkern import cpu
 from vitkern.contract import Error, judge
 from vitkern.registry import LAYOUTS, REGISTRY
+from vitkern.verification.operators import (
+    differentiable,
+    gradients,
+    judge_results,
+    native_results,
+    reference_results,
+)
 
 FP32, BF16 = torch.float32, torch.bfloat16
 SPECS = list(REGISTRY.values())
@@ -29,19 +36,9 @@ def small_case(spec):
 ISAS = cpu.operator_isas()
 
 
-def run_native(spec, inputs, isa="", save=True):
-    """The native kernel of one instruction set, as the dispatcher would call it."""
-    args = spec.arguments(inputs, save)
-    shape = spec.op.call_shape(dict(zip(spec.op.arguments, args, strict=True)))
-    results = shape.allocate(args[0])
-    spec.load("native")(shape.sizes, results, *args, isa=isa)
-    return results
-
-
 def run_reference(spec, inputs, dtype, save=True):
-    cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
     with FixedOrder():
-        return spec.op.reference(*spec.arguments(cast, save))
+        return reference_results(spec, inputs, dtype, save)
 
 
 def expected(spec, inputs, dtype):
@@ -56,15 +53,13 @@ def expected_of_case(name, index, dtype):
     return expected(spec, spec.make_inputs(spec.cases[index], dtype), dtype)
 
 
-def check(spec, got, inputs, dtype, slack=None):
+def check(spec, got, inputs, dtype):
     """Each result of `got` within the contract, NaN and Inf where the truth has them."""
-    compare(spec, got, *expected(spec, inputs, dtype), dtype, slack)
+    compare(spec, got, *expected(spec, inputs, dtype), dtype)
 
 
-def compare(spec, got, truths, torchs, dtype, slack=None):
-    for name, g, truth, t in zip(spec.op.outputs, got, truths, torchs, strict=True):
-        kind = dtype if g.dtype == dtype else FP32
-        verdict = judge(g, t, truth, dtype=kind, slack=slack or spec.slack)
+def compare(spec, got, truths, torchs, dtype):
+    for name, verdict in judge_results(spec, got, truths, torchs, dtype).items():
         assert verdict.passed, f"{spec.name}.{name}: {verdict.problem}"
 
 
@@ -81,7 +76,9 @@ def every_case():
 @pytest.mark.parametrize("spec, isa, index, dtype, layout", list(every_case()))
 def test_matches_reference(spec, isa, index, dtype, layout):
     inputs = spec.make_inputs(spec.cases[index], dtype, layout)
-    compare(spec, run_native(spec, inputs, isa), *expected_of_case(spec.name, index, dtype), dtype)
+    compare(
+        spec, native_results(spec, inputs, isa), *expected_of_case(spec.name, index, dtype), dtype
+    )
 
 
 def every_isa(specs=SPECS):
@@ -108,7 +105,7 @@ def test_stays_exact_with_outlier_channels(spec, isa, axes, dtype):
         x += 10
         x[..., ::37] *= 100
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
-    check(spec, run_native(spec, inputs, isa), inputs, dtype)
+    check(spec, native_results(spec, inputs, isa), inputs, dtype)
 
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf"), float("-inf")), ids=str)
@@ -117,7 +114,7 @@ def test_nan_and_inf_come_out_where_the_reference_has_them(spec, isa, axes, bad)
     inputs = spec.make_inputs(axes, FP32)
     x = inputs[FIRST[spec.name]]
     x.view(-1)[x.numel() // 2] = bad
-    check(spec, run_native(spec, inputs, isa), inputs, FP32)
+    check(spec, native_results(spec, inputs, isa), inputs, FP32)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -127,7 +124,7 @@ def test_a_row_of_equal_numbers_has_no_spread(D, isa):
     spec = REGISTRY["layernorm"]
     inputs = spec.make_inputs({"M": 7, "D": D}, FP32)
     inputs["x"] = torch.randn(7, 1, generator=torch.Generator().manual_seed(2)).expand(7, D) * 3
-    check(spec, run_native(spec, inputs, isa), inputs, FP32)
+    check(spec, native_results(spec, inputs, isa), inputs, FP32)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -138,7 +135,7 @@ def test_activations_keep_nan_and_inf(name, isa):
     special = torch.tensor([0.0, -0.0, 3e38, -3e38, float("inf"), float("-inf"), float("nan")])
     inputs["weight"] = torch.zeros(7, 5)
     inputs["bias"] = special
-    check(spec, run_native(spec, inputs, isa), inputs, FP32)
+    check(spec, native_results(spec, inputs, isa), inputs, FP32)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -148,7 +145,7 @@ def test_masked_keys_and_rows(isa):
     inputs = spec.make_inputs({"B": 2, "S": 301, "H": 2, "E": 16}, FP32)
     inputs["bias"][:, :, :, :290] = float("-inf")  # whole first blocks of keys hidden
     inputs["bias"][0, 1, 7] = float("-inf")
-    got = run_native(spec, inputs, isa)
+    got = native_results(spec, inputs, isa)
     truth = run_reference(spec, inputs, torch.float64)
     assert got[0][0, 7, 1].isnan().all() and got[0].isnan().sum() == 16
     assert torch.equal(got[0].isnan(), truth[0].isnan())
@@ -162,7 +159,7 @@ def test_bias_broadcasts(isa):
     inputs = spec.make_inputs({"B": 2, "S": 19, "H": 3, "E": 8}, FP32)
     for shape in ((1, 3, 19, 19), (2, 1, 19, 19), (1, 1, 19, 19)):
         part = {**inputs, "bias": inputs["bias"][: shape[0], : shape[1]]}
-        check(spec, run_native(spec, part, isa), part, FP32)
+        check(spec, native_results(spec, part, isa), part, FP32)
 
 
 @pytest.mark.parametrize("spec, isa, axes", every_isa())
@@ -173,7 +170,7 @@ def test_is_deterministic_for_any_number_of_threads(spec, isa, axes):
         results = []
         for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)
-            results.append(run_native(spec, inputs, isa))
+            results.append(native_results(spec, inputs, isa))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -191,10 +188,10 @@ def test_a_row_does_not_depend_on_its_neighbours(spec, isa, axes):
     axes = {**axes, "B": 3} if "B" in axes else {**axes, "M": 61}
     letter = "B" if "B" in axes else "M"
     inputs = spec.make_inputs(axes, FP32)
-    whole = run_native(spec, inputs, isa, save=False)[0]
+    whole = native_results(spec, inputs, isa, save=False)[0]
     strings = {n: spec.op.axes[n].replace("...", "M").split()[0] for n in inputs}
     last = {n: t[-1:] if strings[n].rstrip("?") == letter else t for n, t in inputs.items()}
-    assert torch.equal(run_native(spec, last, isa, save=False)[0], whole[-1:])
+    assert torch.equal(native_results(spec, last, isa, save=False)[0], whole[-1:])
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
@@ -216,17 +213,6 @@ def test_is_a_well_behaved_torch_op(spec, layout):
     torch.library.opcheck(backward, given, test_utils=tests)
 
 
-def gradients(spec, inputs, names, dtype, function):
-    cast = {n: t.detach().to(dtype) if t.is_floating_point() else t for n, t in inputs.items()}
-    for name in names:
-        cast[name].requires_grad_()
-    result = function(*spec.arguments(cast, save=True))
-    result = result[0] if isinstance(result, tuple) else result
-    g = torch.Generator().manual_seed(1)
-    weights = torch.randn(result.shape, generator=g, dtype=torch.float64).to(dtype)
-    return torch.autograd.grad(result, [cast[n] for n in names], weights)
-
-
 @pytest.mark.parametrize("dtype", (FP32, BF16), ids=("float32", "bfloat16"))
 @pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
 def test_gradients_match_reference(spec, dtype):
@@ -235,7 +221,7 @@ def test_gradients_match_reference(spec, dtype):
         n: t.to(dtype) if t.is_floating_point() else t
         for n, t in spec.make_inputs(spec.cases[3], FP32).items()
     }
-    names = [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
+    names = differentiable(spec, inputs)
     truths = gradients(spec, inputs, names, torch.float64, spec.op.reference)
     with FixedOrder():
         torchs = gradients(spec, inputs, names, dtype, spec.op.reference)
@@ -249,7 +235,7 @@ def test_gradients_match_reference(spec, dtype):
 @pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
 def test_gradients_match_finite_differences(spec):
     inputs = spec.make_inputs(small_case(spec), torch.float64)
-    names = [n for n in spec.op.differentiable if n in inputs and inputs[n].is_floating_point()]
+    names = differentiable(spec, inputs)
 
     def function(*tensors):
         result = spec.torch_op()(

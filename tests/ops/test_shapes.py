@@ -10,12 +10,13 @@ import torch
 
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.model.test_engine import tiny, truth_and_torch
-from tests.ops.test_ops import BF16, FP32, ISAS, check, run_native
+from tests.ops.test_ops import BF16, FP32, ISAS, check
 from vitkern import _C, cpu
 from vitkern.contract import SLACK, judge
 from vitkern.engines.cpu import CpuEngine
 from vitkern.precision import CHOICES
 from vitkern.registry import REGISTRY
+from vitkern.verification.operators import native_results
 
 ATTENTION, MLP = REGISTRY["attention"], REGISTRY["mlp"]
 
@@ -24,7 +25,7 @@ ATTENTION, MLP = REGISTRY["attention"], REGISTRY["mlp"]
 
 def check_attention(isa, dtype, **axes):
     inputs = ATTENTION.make_inputs(axes, dtype)
-    check(ATTENTION, run_native(ATTENTION, inputs, isa), inputs, dtype)
+    check(ATTENTION, native_results(ATTENTION, inputs, isa), inputs, dtype)
 
 
 @pytest.mark.parametrize("dtype", (FP32, BF16), ids=("float32", "bfloat16"))
@@ -52,7 +53,7 @@ def test_hidden_columns_of_one_part_do_not_reach_the_next(isa, column):
     """AMX computes them in parts; what fills up the last tile must not be an earlier infinity."""
     inputs = MLP.make_inputs({"B": 1, "S": 3, "D": 32, "F": 769}, FP32)
     inputs["fc1_bias"][column] = float("inf")
-    check(MLP, run_native(MLP, inputs, isa), inputs, FP32)
+    check(MLP, native_results(MLP, inputs, isa), inputs, FP32)
 
 
 def resident(field: str) -> int:
@@ -72,7 +73,7 @@ def test_attention_needs_memory_linear_in_its_length(isa):
     except OSError as error:
         pytest.skip(f"the peak of memory cannot be measured: {error}")
     before = resident("VmRSS")
-    run_native(ATTENTION, inputs, isa)
+    native_results(ATTENTION, inputs, isa)
     used, scores = resident("VmHWM") - before, 4 * S * S  # 1 GiB
     assert used < scores / 32, f"{used >> 20} MiB"
 

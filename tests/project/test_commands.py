@@ -29,7 +29,7 @@ SCRIPTS = [
 ]
 PROGRAMS = ("vitkern", "make", "python", "pytest", "pip")
 READERS_OWN = {"serve.py"}  # scripts that stand for the reader's
-CHEAP = {"info", "summary"}  # seconds at most, and nothing is written
+CHEAP = {"doctor", "info", "summary"}  # seconds at most, and nothing is written
 
 
 class Line(NamedTuple):
@@ -48,6 +48,8 @@ def words_of(text: str) -> tuple[str, ...]:
     if not re.match(r"(?:[A-Z_]+=\S* )*(?:" + "|".join(PROGRAMS) + r")(?:\s|$)", text):
         return ()
     words = shlex.split(text, comments=True)
+    for sign in (">", ">>", "|"):  # what follows is the shell's
+        words = words[: words.index(sign)] if sign in words else words
     while words and re.match(r"[A-Z_]+=", words[0]):
         words = words[1:]
     return tuple(words)

@@ -17,16 +17,26 @@ PACKAGE = ROOT / "vitkern"
 # checkers: backends are loaded by their first call.
 MAY_IMPORT = {
     "__main__": "cli __init__",
-    "cli": "__init__ train train.data measure engines.trace trained_file weights weights.layouts"
-    " contact_sheet image_sources image_files inspection config registry contract gpu.aot"
-    " gpu.runtime gpu _C",
+    "cli": "__init__ doctor bench verification embedding exporting serve train train.data measure"
+    " engines.trace trained_file weights weights.layouts predictor contact_sheet image_sources"
+    " image_files inspection config names registry contract terminal gpu.aot gpu.runtime gpu cpu"
+    " cpu_threads _C",
+    "doctor": "__init__ measure terminal gpu.runtime gpu cpu cpu_threads cpu_limits _C",
+    "bench": "__init__ measure model config contract cpu precision",
+    "embedding": "__init__ trained_file image_sources image_files loading packed_file model weights"
+    " config cpu_limits",
+    "exporting": "model",
+    "serve": "__init__ predictor image_files inspection",
+    "predictor": "image_files",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
     "train": "train.data measure trained_file model weights image_files config",
     "trained_file": "loading model weights weights.layouts config",
     "contact_sheet": "",
     "image_sources": "image_files",
     "train.data": "image_files",
-    "measure": "_C",
+    "measure": "cpu precision _C",
+    "terminal": "",
+    "verification": "model engines quantisation ops config registry contract precision",
     "acceleration": "foreign model engines precision",
     "foreign": "model engines ops config names",
     "quantisation": "model int8",
@@ -95,7 +105,7 @@ def rows() -> dict[str, set[str]]:
 
 
 def module_of(path: pathlib.Path) -> str:
-    """cli/info.py is cli.info, gpu/__init__.py is gpu, and the package's own is __init__."""
+    """cli/demo.py is cli.demo, gpu/__init__.py is gpu, and the package's own is __init__."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 

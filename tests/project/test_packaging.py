@@ -61,7 +61,7 @@ def python(tree) -> pathlib.Path:
     return folder / "bin" / "python"
 
 
-PACKAGED = ("*.py", "py.typed", "_C.pyi", "*.toml")
+PACKAGED = ("*.py", "py.typed", "_C.pyi", "*.toml", "page/*", "pretrained/*")
 IMPORT = "import vitkern._C as c, vitkern; print(c.__file__); print(vitkern.__version__)"
 
 

@@ -135,9 +135,9 @@ def test_issue_settings_keep_the_schema():
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
-def test_issue_forms_ask_for_vitkern_info(form):
+def test_issue_forms_ask_for_vitkern_doctor(form):
     check_schema("vendor.github-issue-forms", form)
     content = yaml.safe_load(form.read_text(encoding="utf-8"))
     (info,) = (field for field in content["body"] if field["id"] == "info")
-    assert "vitkern info" in info["attributes"]["description"]
+    assert "vitkern doctor" in info["attributes"]["description"]
     assert info["validations"]["required"]

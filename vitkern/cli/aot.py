@@ -1,13 +1,15 @@
 """Compile the GPU kernels ahead of time; needs Triton, but no GPU.
 
 The kernels are those that the named models launch, in inference and training. They go into a folder
-together with manifest.json, and kernels that are there already are not compiled again:
+together with manifest.json, and kernels that are there already are not compiled again. With
+--package they become a Python package, vitkern-kernels, which vitkern finds once installed. About a
+second a kernel and core, and a minute for the list of all of them for an architecture.
+
+Examples:
     vitkern aot --arch sm_80,sm_90 --out kernels
     vitkern aot --arch sm_90 --dtype bf16 --models B/16,L/16 --no-backward --out kernels
-With --package they become a Python package, vitkern-kernels, which vitkern finds once installed:
     vitkern aot --arch sm_90 --package kernels
     pip install ./kernels
-About a second a kernel and core, and a minute for the list of all of them for an architecture.
 """
 
 from __future__ import annotations

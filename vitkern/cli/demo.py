@@ -5,6 +5,12 @@ makes at the same precision, and passes within twice its worst and 1.25 times it
 four columns of a row of the timing table take turns in one process; the speed-up of bf16 is
 over the faster of PyTorch's two precisions. PyTorch's own bf16 is left out of a row where one
 forward would take seconds, as on CPUs without bf16 instructions: the table says so.
+
+`vitkern verify` checks every operator as well, `vitkern bench` times other libraries, too.
+
+Examples:
+    vitkern demo
+    vitkern demo --models S/16 --batches 1 4 --seconds 5 --out speed.svg
 """
 
 from __future__ import annotations
@@ -114,21 +120,13 @@ def run(given: argparse.Namespace) -> int:
 
 def build(name: str, image_size: int) -> Models:
     """The same weights five times: eager PyTorch and vitkern in each precision, and the truth."""
-    import copy
-
-    import torch
-
     from .. import ViT
+    from ..verification import models as verification
 
     base = ViT(name, image_size=image_size).eval()
-    models: Models = {("native", "fp32"): base, ("native", "bf16"): copy.deepcopy(base)}
-    models["native", "bf16"].precision = "bf16"
-    models["torch", "fp32"] = copy.deepcopy(base)
-    models["torch", "bf16"] = copy.deepcopy(base).to(torch.bfloat16)
-    models["torch", "fp64"] = copy.deepcopy(base).double()
-    for provider, precision in models:
-        if provider == "torch":
-            models[provider, precision].path = "reference"
+    models: Models = {("native", p): verification.native(base, p) for p in PRECISIONS}
+    models |= {("torch", p): verification.eager(base, p) for p in PRECISIONS}
+    models["torch", "fp64"] = verification.exact(base)
     return models
 
 
@@ -145,6 +143,7 @@ def check(name: str, models: Models, image_size: int) -> tuple[list[Verdict], fl
 
     from ..contract import judge
     from ..measure.timing import WALL
+    from ..verification.models import dtype_of
 
     outputs: dict[tuple[str, str], Tensor] = {}
 
@@ -155,9 +154,9 @@ def check(name: str, models: Models, image_size: int) -> tuple[list[Verdict], fl
     seconds = {key: WALL.time(functools.partial(forward, *key)) for key in models}
     truth = outputs["torch", "fp64"]
     found = []
-    for precision, dtype in zip(PRECISIONS, (torch.float32, torch.bfloat16), strict=True):
+    for precision in PRECISIONS:
         got, plain = outputs["native", precision], outputs["torch", precision]
-        ours, torchs, problem = judge(got, plain, truth, dtype=dtype)
+        ours, torchs, problem = judge(got, plain, truth, dtype=dtype_of(precision))
         model = models["native", precision]
         path = model.explain(image).split("\n")[0].removeprefix("path: ").split(" ")[0]
         multiples = (ours.worst / torchs.worst, ours.rms / torchs.rms)

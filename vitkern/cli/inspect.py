@@ -3,7 +3,9 @@
 Writes pictures and index.html, one page that holds them all, into a folder. Without --weights it is
 the package's small model. Without IMAGE only what needs none is drawn.
 
-  vitkern inspect dog.jpg --weights deit_tiny.safetensors --out looked-at
+Examples:
+    vitkern inspect                                          # the package's own model, no image
+    vitkern inspect dog.jpg --weights deit_tiny.safetensors --out looked-at
 """
 
 from __future__ import annotations

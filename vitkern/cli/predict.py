@@ -6,8 +6,10 @@ cat, deer, dog, frog, horse, ship, truck. Weights may have any layout that `vitk
 those in timm's are recognised by their shapes where they are a plain ViT's or DeiT's, others of
 that layout are named with --model.
 
-  vitkern predict cat.jpg
-  vitkern predict photos/ --weights deit_tiny.safetensors --classes imagenet.json --save sheet.png
+Examples:
+    vitkern predict cat.jpg
+    vitkern predict "photos/*.jpg" --top 3 --json
+    vitkern predict photos/ --weights deit_tiny.safetensors --classes imagenet.json --save sheet.png
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import math
 import pathlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ..image_files import CROP_SHARE, NORMALISATIONS, Statistics
+from ..image_files import CROP_SHARE, NORMALISATIONS
+from ..predictor import Predictor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,6 +45,7 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--classes",
+        "--labels",
         type=pathlib.Path,
         metavar="JSON",
         help='names: a list, {"0": name} or {"0": [id, name]}',
@@ -68,22 +72,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--save", type=pathlib.Path, metavar="FILE", help="a contact sheet with the answers"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-class Predictor(NamedTuple):
-    """A model and what it wants of images; `source` is named in errors."""
-
-    model: ViT
-    names: list[str]
-    normalisation: Statistics
-    crop: float  # share of the short side
-    source: str
-
-    def prepared(self, image: Image) -> Tensor:
-        """The pixels (3, Y, X) that the model takes."""
-        from ..image_files import prepare
-
-        return prepare(image, self.model.config.pixels, self.normalisation, self.crop)
 
 
 def run(given: argparse.Namespace) -> int:

@@ -1,9 +1,10 @@
 """Measure a frozen model's features: few-shot least squares, nearest neighbours, a linear layer.
 
+Draws accuracy against the number of training images a class.
+
+Examples:
     vitkern probe --weights deit_tiny.safetensors --model Ti/16 --data DIR --shots 10,100
     vitkern probe --weights runs/RUN/model.safetensors --data-kind digits
-
-Draws accuracy against the number of training images a class.
 """
 
 from __future__ import annotations

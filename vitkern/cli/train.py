@@ -1,10 +1,12 @@
 """Train or fine-tune a Vision Transformer by a recipe, a TOML file or flags.
 
+Flags go before the file's or recipe's settings. With several processes: torchrun -m vitkern train.
+
+Examples:
+    vitkern train --list
     vitkern train --recipe digits
     vitkern train --recipe cifar10-small --data DIR --epochs 5
     vitkern train --resume RUN
-
-Flags go before the file's or recipe's settings. With several processes: torchrun -m vitkern train.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Compile the GPU kernels of a model into the user's cache, before its first forward does.
 
-With a GPU for that one; without one for the architecture that is named:
-    vitkern warmup B/16
-    vitkern warmup L/14 --batch 1,32 --precision bf16 --image-size 518 --arch sm_90
+With a GPU for that one; without one for the architecture that is named.
 A forward compiles what is missing by itself, and waits for it.
 The cache is that of VITKERN_CACHE, else vitkern/kernels in the user's own.
+
+Examples:
+    vitkern warmup B/16
+    vitkern warmup L/14 --batch 1,32 --precision bf16 --image-size 518 --arch sm_90
 """
 
 from __future__ import annotations

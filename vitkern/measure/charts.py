@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
@@ -18,6 +20,8 @@ COLOURS = {
     "flash_attn": "#D55E00",
     "compile": "#009E73",
     "compile_max": "#F0E442",
+    "onnxruntime": "#E69F00",  # never beside timm
+    "openvino": "#CC79A7",  # nor beside TensorRT
     "tensorrt": "#CC79A7",
     "native_graph": "#56B4E9",
     "native": "#0072B2",
@@ -29,6 +33,8 @@ NAMES = {
     "flash_attn": "flash-attn",
     "compile": "torch.compile",
     "compile_max": "torch.compile, max-autotune",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
     "tensorrt": "TensorRT",
     "native_graph": "vitkern in a CUDA graph",
     "native": "vitkern",
@@ -78,6 +84,30 @@ def speedup_bars(
     axis.set_xlabel("speed relative to eager PyTorch (longer is faster)")
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, fontsize=8)
     return save(figure, path, title, subtitle)
+
+
+def roofs(
+    axis: Axes, limits: Mapping[str, Any], precision: str, frame: tuple[float, float, float]
+) -> None:
+    """The machine's measured limits: multiply-adds, and reads of each level of memory.
+
+    limits: {"multiply_gflops": {precision: ...}, "read_gbs": {"L2": ..., "L3": ..., "memory": ...}}
+    frame: the least and the most flops per byte, the least GFLOPS.
+    """
+    left, right, bottom = frame
+    roof = limits["multiply_gflops"][precision]
+    for place, line in (("L2", ":"), ("L3", "--"), ("memory", "-")):
+        gbs = limits["read_gbs"][place]
+        start, knee = max(left, bottom / gbs), roof / gbs
+        axis.plot([start, knee], [gbs * start, roof], line, color="black", lw=1)
+        at = start * (knee / start) ** 0.03
+        axis.text(
+            at, gbs * at * 1.2, f"{place} {gbs:.0f} GB/s", fontsize=7.5, rotation_mode="anchor",
+            rotation=math.degrees(math.atan(gbs)), transform_rotates_text=True,
+        )  # fmt: skip
+    knee = roof / limits["read_gbs"]["L2"]
+    axis.plot([knee, right], [roof, roof], color="black", lw=1)
+    axis.text(knee, roof * 1.06, f"multiply-adds, {roof:.0f} GFLOPS", fontsize=7.5)
 
 
 def arrange(figure: Figure) -> None:

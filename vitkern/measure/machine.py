@@ -168,17 +168,21 @@ def _triton_version() -> str:
     return "not installed"
 
 
+def torch_runs_bf16() -> bool:
+    """Whether PyTorch's bf16 matmul works: a child process tries one, which may die of SIGILL."""
+    probe = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
+    return subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
+
+
 def let_torch_run_bf16() -> str:
     """Keep PyTorch's bf16 matmul from killing the process; what had to be done, or "".
 
-    Virtual machines that advertise AMX and hide CPUID leaf 0x1D make oneDNN die with SIGILL. A
-    child process tries one matmul; if it dies, oneDNN is held below AMX here. oneDNN reads the
-    variable at its first use, not at import.
+    Virtual machines that advertise AMX and hide CPUID leaf 0x1D make oneDNN die with SIGILL. Where
+    it does, oneDNN is held below AMX here. It reads the variable at its first use, not at import.
     """
     if "amx_bf16" not in _cpu_flags() or "ONEDNN_MAX_CPU_ISA" in os.environ:
         return ""
-    probe = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
-    if subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0:
+    if torch_runs_bf16():
         return ""
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
     return "PyTorch's AMX path crashes here: it runs with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"

@@ -11,10 +11,11 @@ SECONDS_BETWEEN_LINES = 15
 class Progress:
     """Called with (done, total, the newest); to be used in a `with`, which closes the bar."""
 
-    def __init__(self, unit: str) -> None:
+    def __init__(self, unit: str, already: int | None = None) -> None:
         self.unit, self.bar = unit, None
         self.begin = self.said = time.perf_counter()
-        self.already: int | None = None  # done before the first call
+        self.called = False
+        self.already = already  # done before the first call; None: all but one of what it says
 
     def __enter__(self) -> Progress:
         return self
@@ -26,6 +27,8 @@ class Progress:
     def __call__(self, done: int, total: int, newest: str) -> None:
         if self.already is None:
             self.already = done - 1
+        if not self.called:
+            self.called = True
             self._open(total)
         if self.bar is not None:
             self.bar.set_postfix_str(newest, refresh=False)
@@ -34,8 +37,9 @@ class Progress:
             self.said = time.perf_counter()
             each = (self.said - self.begin) / (done - self.already)
             left = (total - done) * each / 60
+            pace = f"{each:.2f} s each" if each > 0.2 else f"{1 / each:,.0f} a second"
             print(
-                f"{done}/{total} {self.unit}, {each:.2f} s each, {left:.0f} min left ({newest})",
+                f"{done}/{total} {self.unit}, {pace}, {left:.0f} min left ({newest})",
                 file=sys.stderr,
                 flush=True,
             )

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitkern.registry import REGISTRY
+from vitkern.verification.tf32 import rounded_operands
 
 from . import matmul
 
@@ -38,17 +39,6 @@ EXACT = set(
     stack sub t transpose unbind unsqueeze view where zero_ zeros zeros_like""".split()
 )
 HANDLERS: dict[object, Callable] = {}
-OPERANDS = {  # which arguments are multiplied
-    **dict.fromkeys((aten.mm, aten.bmm, aten.convolution), slice(0, 2)),
-    **dict.fromkeys((aten.addmm, aten.baddbmm), slice(1, 3)),
-}
-
-
-def round_to_tf32(t: Tensor) -> Tensor:
-    """fp32 with 10 bits after the binary point, to the nearest, ties away from zero (cvt.rna)."""
-    if t.dtype != torch.float32:
-        return t
-    return ((t.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 class FixedOrder(TorchDispatchMode):
@@ -78,9 +68,8 @@ class FixedOrder(TorchDispatchMode):
             return function(*args, **kwargs)
         packet = function.overloadpacket
         if packet in HANDLERS:
-            if self.tf32 and packet in OPERANDS:
-                place = OPERANDS[packet]
-                args = (*args[: place.start], *map(round_to_tf32, args[place]), *args[place.stop :])
+            if self.tf32:
+                args = rounded_operands(packet, args)
             return HANDLERS[packet](*args, **kwargs)
         if function._can_decompose():  # in inference mode: elsewhere autograd took it apart
             with self:

@@ -32,18 +32,10 @@ from ..compiler import compile_variant, key_of
 from ..launch import Variant
 from . import eviction, workers
 from .binary import BinaryError, Entry, entry_from
+from .eviction import FOLDER, default_folder
 
-FOLDER = "VITKERN_CACHE"
 LARGEST_ENTRY = 1 << 20  # bytes of a .json, which has one or two thousand
 LONG = 15.0  # seconds of compiling after which a log hears of it
-
-
-def default_folder() -> pathlib.Path:
-    """Where compiled kernels are kept; RuntimeError for a user without a home."""
-    if os.environ.get(FOLDER):
-        return pathlib.Path(os.environ[FOLDER])
-    home = os.environ.get("XDG_CACHE_HOME")
-    return pathlib.Path(home if home else "~/.cache").expanduser() / "vitkern" / "kernels"
 
 
 class Cache:

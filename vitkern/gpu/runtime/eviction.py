@@ -1,4 +1,4 @@
-"""Keeps the folder of compiled kernels below a size: what was used longest ago goes first.
+"""The folder of compiled kernels, kept below a size: what was used longest ago goes first.
 
 A file's time of change is when a process last loaded it (`used`). Nothing is locked: a process that
 was about to read a file that goes finds it missing, and compiles that kernel again.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+FOLDER = "VITKERN_CACHE"
 LIMIT = "VITKERN_CACHE_SIZE"  # in MiB
 USUAL = 512  # MiB; a model's kernels take one to four
 NAME = re.compile(r"\w+-[0-9a-f]{16}\.(json|cubin|hsaco)", re.ASCII)
@@ -22,6 +23,14 @@ UNFINISHED = re.compile(
     rf"\.{NAME.pattern}-\w+", re.ASCII
 )  # manifest.write_whole's, while it writes
 HOUR = 3600.0
+
+
+def default_folder() -> pathlib.Path:
+    """Where compiled kernels are kept; RuntimeError for a user without a home."""
+    if os.environ.get(FOLDER):
+        return pathlib.Path(os.environ[FOLDER])
+    home = os.environ.get("XDG_CACHE_HOME")
+    return pathlib.Path(home if home else "~/.cache").expanduser() / "vitkern" / "kernels"
 
 
 def limit() -> int:
@@ -56,6 +65,16 @@ def trim(folder: pathlib.Path, most: int) -> None:
             with contextlib.suppress(OSError):  # another process was faster, or may not
                 os.unlink(one.path)
                 size -= one.size
+
+
+def contents(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
+    """ "Triton's version/architecture" -> how many kernels there are, and their bytes on disk."""
+    found: dict[str, tuple[int, int]] = {}
+    for one in _files(folder):
+        version, arch = pathlib.PurePath(one.path).parts[-3:-1]
+        count, size = found.get(f"{version}/{arch}", (0, 0))
+        found[f"{version}/{arch}"] = (count + one.name.endswith(".json"), size + one.size)
+    return found
 
 
 class _File(NamedTuple):

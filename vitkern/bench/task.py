@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks import timm_import
-from vitkern import ViTConfig
+from ..config import ViTConfig
+from ..model import ViT
+from . import timm_import
 
 CASE_FILE = "case.pt"  # in the folder of a case: config, state, images, truth
 
@@ -36,14 +37,26 @@ class Task(NamedTuple):
     threads: int
     folder: pathlib.Path  # for files that contestants of a case share
 
+    @property
+    def modules(self) -> str:
+        """Whose modules peers compute: "timm" or "vitkern"."""
+        return "timm" if importlib.util.find_spec("timm") else "vitkern"
+
     @classmethod
     def read(cls, folder: pathlib.Path, precision: str, threads: int) -> Task:
         case = torch.load(folder / CASE_FILE, weights_only=True)
         config = ViTConfig(**case.pop("config"))
         return cls(config, **case, precision=precision, threads=threads, folder=folder)
 
-    def timm_model(self) -> nn.Module:
-        """timm's model with the weights of this task."""
+    def plain_model(self) -> nn.Module:
+        """The weights of this task in plain PyTorch: timm's model or, without timm, vitkern's own
+        modules by their reference path. `modules` says which.
+        """
+        if self.modules != "timm":
+            model = ViT(self.config)
+            model.path = "reference"
+            model.load_state_dict(self.state)
+            return model.eval()
         timm_import.prepare()
         timm = imported("timm.models.vision_transformer", "timm")
         c = self.config
@@ -60,11 +73,11 @@ def imported(module: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise LeftOut(
-            f"{package} cannot be imported ({error}): make bench-cpu installs it", missing=True
+            f"{package} cannot be imported ({error}): pip install {package}", missing=True
         ) from error
 
 
 def require(package: str) -> None:
     """The same without importing it: its memory would be held against whoever asks."""
     if importlib.util.find_spec(package) is None:
-        raise LeftOut(f"{package} is not installed: make bench-cpu installs it", missing=True)
+        raise LeftOut(f"{package} is not installed: pip install {package}", missing=True)

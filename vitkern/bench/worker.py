@@ -1,6 +1,6 @@
 """One contestant's process: builds its forward, then answers requests, a line of JSON each.
 
-python -m benchmarks.cpu.worker '{"provider": ..., "precision": ..., "threads": ..., "folder": ...}'
+python -m vitkern.bench.worker '{"provider": ..., "precision": ..., "threads": ..., "folder": ...}'
 
     {"do": "turn", "calls": 3}  ->  {"seconds": [...]}, and of vitkern also the machine's "rate" in
                                     flops a second just before, and its "steps" in seconds of a call
@@ -22,11 +22,11 @@ from typing import Any, TextIO
 
 import torch
 
-from benchmarks import memory
-from benchmarks.cpu.builders import Built, build
-from benchmarks.cpu.task import LeftOut, Task
-from vitkern import cpu
-from vitkern.contract import Error
+from .. import cpu
+from ..contract import Error
+from ..measure import memory
+from .builders import Built, build
+from .task import LeftOut, Task
 
 CALIBRATION_S = 0.01  # of the machine's own rate, before each turn of vitkern
 WARM_BELOW_S = 0.25  # a shorter call is repeated untimed first: others had caches and cores
@@ -49,7 +49,8 @@ class Contestant:
         return time.perf_counter() - start
 
     def ready(self) -> dict[str, Any]:
-        return {"ready": True, "error": self.error, "version": self.built.version}
+        about = {"version": self.built.version, "modules": self.built.modules}
+        return {"ready": True, "error": self.error, **about}
 
     def turn(self, calls: int) -> dict[str, Any]:
         seconds: list[float] = []
@@ -61,9 +62,13 @@ class Contestant:
         rate = cpu.calibrate(self.precision, seconds=CALIBRATION_S) if own else None
         if self.once < WARM_BELOW_S:
             self.built.call()
-        spent = cpu.profile(take) if own else take()
+        spent: dict[str, float] = {}
+        if own:
+            spent = cpu.profile(take)
+        else:
+            take()
         self.once = min(self.once, *seconds)
-        if spent is None:
+        if not own:
             return {"seconds": seconds}
         share = 1 / (calls * torch.get_num_threads())  # they are summed over both
         steps = {name: share * total for name, total in spent.items()}

@@ -1,6 +1,6 @@
 """Writes a case's model in another engine's format, in a process of its own, which then ends.
 
-python -m benchmarks.cpu.convert FILE FOLDER THREADS
+python -m vitkern.bench.convert FILE FOLDER THREADS
 
 An engine that reads such a file holds nothing of PyTorch's model, nor of what converting took.
 """
@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.cpu.task import Task, imported, require
-from benchmarks.rows import ROOT
+from .task import Task, imported, require
 
 CALIBRATION_IMAGES = 8  # that OpenVINO's quantisation sees at least, drawn like the timed ones
 CALIBRATION_SEED = 1
@@ -29,10 +28,8 @@ def converted(task: Task, file: str) -> pathlib.Path:
         require(package)
     path = _place(task, file)
     if not path.exists():
-        command = [sys.executable, "-m", "benchmarks.cpu.convert", file, str(task.folder)]
-        done = subprocess.run(
-            [*command, str(task.threads)], cwd=ROOT, capture_output=True, text=True
-        )
+        command = [sys.executable, "-m", "vitkern.bench.convert", file, str(task.folder)]
+        done = subprocess.run([*command, str(task.threads)], capture_output=True, text=True)
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
             raise RuntimeError(f"{file} could not be written: {said[-1]}")
@@ -44,7 +41,7 @@ def _place(task: Task, file: str) -> pathlib.Path:
 
 
 def onnx(task: Task, path: pathlib.Path) -> None:
-    torch.onnx.export(task.timm_model(), (task.images,), path, dynamo=True, verbose=False)
+    torch.onnx.export(task.plain_model(), (task.images,), path, dynamo=True, verbose=False)
 
 
 def onnx_int8(task: Task, path: pathlib.Path) -> None:
@@ -58,7 +55,7 @@ def onnx_int8(task: Task, path: pathlib.Path) -> None:
 def openvino(task: Task, path: pathlib.Path) -> None:
     ov = imported("openvino", "openvino")
     shape = list(task.images.shape)
-    model = ov.convert_model(task.timm_model(), example_input=task.images, input=shape)
+    model = ov.convert_model(task.plain_model(), example_input=task.images, input=shape)
     ov.save_model(model, path, compress_to_fp16=False)
 
 
@@ -77,10 +74,10 @@ def openvino_int8(task: Task, path: pathlib.Path) -> None:
 
 # file -> who writes it, and the packages that this takes
 WRITERS: dict[str, tuple[Callable[[Task, pathlib.Path], None], tuple[str, ...]]] = {
-    "model.onnx": (onnx, ("timm", "onnx", "onnxscript")),
-    "model.int8.onnx": (onnx_int8, ("timm", "onnx", "onnxscript", "onnxruntime")),
-    "model.xml": (openvino, ("timm", "openvino")),
-    "model.int8.xml": (openvino_int8, ("timm", "openvino", "nncf")),
+    "model.onnx": (onnx, ("onnx", "onnxscript")),
+    "model.int8.onnx": (onnx_int8, ("onnx", "onnxscript", "onnxruntime")),
+    "model.xml": (openvino, ("openvino",)),
+    "model.int8.xml": (openvino_int8, ("openvino", "nncf")),
 }
 
 

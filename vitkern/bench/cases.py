@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from vitkern import cpu
-from vitkern.precision import PRECISIONS
+from .. import cpu
+from ..precision import PRECISIONS
 
 # From the instruction set: class -> (its name in words, flags of the CPU that it needs). The first
 # one that fits is the machine's.
@@ -80,6 +81,19 @@ class Contestant(NamedTuple):
     @property
     def text(self) -> str:
         return f"{NAMES[self.provider]} {self.precision}"
+
+
+# The packages that a peer needs besides torch; torch.compile wants a C++ compiler, too.
+NEEDS = {
+    "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
+    "openvino": ("openvino",),
+}
+
+
+def missing(provider: str) -> list[str]:
+    """The packages that a peer needs and that are not installed here."""
+    wanted = NEEDS.get(provider, ())
+    return [name for name in wanted if importlib.util.find_spec(name) is None]
 
 
 def contestants(flags: Mapping[str, bool]) -> list[Contestant]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FONT = 8.0  # points
 # Where a point's label may go, in points: near places first, to the right before above and below.
@@ -13,7 +17,7 @@ NEAR = [
 ]
 
 
-def beside_lines(axis, ends: Sequence[tuple[float, float, str, str]]) -> None:
+def beside_lines(axis: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """(x, y, text, colour) of each line's last point: texts to the right, a line's height apart."""
     height = FONT * 1.25
     placed: list[float] = []
@@ -28,7 +32,7 @@ def beside_lines(axis, ends: Sequence[tuple[float, float, str, str]]) -> None:
         )  # fmt: skip
 
 
-def near_points(axis, points: Sequence[tuple[float, float, str, str]]) -> None:
+def near_points(axis: Axes, points: Sequence[tuple[float, float, str, str]]) -> None:
     """(x, y, text, colour): each text at the first place that is free, with a hair line to it."""
     from matplotlib.patheffects import withStroke
 

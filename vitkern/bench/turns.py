@@ -18,11 +18,14 @@ from typing import IO, Any
 
 import torch
 
-from benchmarks import models, rows
-from benchmarks.cpu.cases import Case, Contestant
-from benchmarks.cpu.task import CASE_FILE
-from vitkern import ViT, ViTConfig
-from vitkern.measure.timing import Spread
+import vitkern
+
+from ..config import ViTConfig
+from ..measure.timing import Spread
+from ..model import ViT
+from . import work
+from .cases import Case, Contestant
+from .task import CASE_FILE
 
 TRUTH_IMAGES = 2  # of the batch, in float64: enough to see an error, and seconds instead of minutes
 TURN_S = 0.3  # a turn lasts about so long, or one call
@@ -50,7 +53,15 @@ def worker_command(contestant: Contestant, folder: pathlib.Path, threads: int) -
         "threads": threads,
         "folder": str(folder),
     }
-    return [sys.executable, "-m", "benchmarks.cpu.worker", json.dumps(given)]
+    return [sys.executable, "-m", "vitkern.bench.worker", json.dumps(given)]
+
+
+def child_environment() -> dict[str, str]:
+    """So that a child imports this very vitkern, in a clone that is not installed, too."""
+    root, found = pathlib.Path(vitkern.__file__).parents[1], dict(os.environ)
+    if (root / "csrc").is_dir():
+        found["PYTHONPATH"] = os.pathsep.join([str(root), found.get("PYTHONPATH", "")])
+    return found
 
 
 class Worker:
@@ -62,8 +73,10 @@ class Worker:
         self.log, self.begin = log, time.perf_counter()
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            cwd=rows.ROOT, env=dict(environment),
+            env=dict(environment),
         )  # fmt: skip
+        assert self.process.stdin and self.process.stdout  # they are pipes
+        self.requests, self.answers = self.process.stdin, self.process.stdout
 
     def answer(self) -> dict[str, Any]:
         """Its next line; Died when there is none, or it says why there will be none."""
@@ -76,7 +89,7 @@ class Worker:
         timer = threading.Timer(PATIENCE_S, give_up)
         timer.start()
         try:
-            line = self.process.stdout.readline()
+            line = self.answers.readline()
         finally:
             timer.cancel()
         if late.is_set():
@@ -90,8 +103,8 @@ class Worker:
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         try:
-            self.process.stdin.write(json.dumps({"do": do, **request}) + "\n")
-            self.process.stdin.flush()
+            self.requests.write(json.dumps({"do": do, **request}) + "\n")
+            self.requests.flush()
         except BrokenPipeError as error:
             raise Died(self._last_words()) from error
         return self.answer()
@@ -108,7 +121,7 @@ class Worker:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.requests, self.answers):
             try:
                 pipe.close()
             except BrokenPipeError:
@@ -157,7 +170,7 @@ class Runner:
             if len(building) == AT_ONCE:
                 self._welcome(building.popleft(), case, workers, found)
             log = tempfile.TemporaryFile("w+", dir=folder)
-            environment = dict(os.environ, OMP_NUM_THREADS=str(self.threads))
+            environment = child_environment() | {"OMP_NUM_THREADS": str(self.threads)}
             if self.preload and one.provider != "native":
                 environment["LD_PRELOAD"] = str(self.preload.resolve())
             workers[one] = Worker(self.command(one, folder, self.threads), log, environment)
@@ -269,6 +282,7 @@ def _row(case: Case, one: Contestant, fields: dict, model: ViT) -> dict:
     if "why" in fields:
         return {**about, "why": fields["why"], "missing": fields["missing"]}
     spread = Spread.of(fields["seconds"])
+    images = (case.batch, model.config.channels, case.size, case.size)
     row = {
         **about,
         "us": spread.median,
@@ -277,11 +291,14 @@ def _row(case: Case, one: Contestant, fields: dict, model: ViT) -> dict:
         "calls": len(fields["seconds"]),
         "error": fields["error"],
         "version": fields["version"],
+        "modules": fields.get("modules", ""),
+        "flops": work.flops(model, case.batch, case.size),
+        "bytes": work.bytes_moved(model, torch.empty(images, dtype=torch.float32), one.precision),
         "resident_bytes": fields["resident_bytes"],
     }
     if one.provider == "native":
-        flops = models.engine_flops(model, case.batch, case.size)
-        row["gflops"] = round(flops / spread.median / 1e3, 2)
+        row["flops"] = work.engine_flops(model, case.batch, case.size)
+        row["gflops"] = round(row["flops"] / spread.median / 1e3, 2)
         row["multiply_gflops"] = round(statistics.median(fields["rates"]) / 1e9, 2)
-        row["steps"] = _steps(fields, models.step_flops(model, case.batch, case.size))
+        row["steps"] = _steps(fields, work.step_flops(model, case.batch, case.size))
     return row

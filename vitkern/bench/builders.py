@@ -1,6 +1,7 @@
 """Makes each contestant's forward, in the process of its own: worker.py calls it there.
 
-All peers start from timm's model with the given weights; vitkern from its own model with the same.
+All peers start from timm's model with the given weights, or without timm from vitkern's modules in
+plain PyTorch; vitkern from its own model with the same weights.
 A builder raises LeftOut with a reason in words where its library is not installed.
 """
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import vitkern
-from benchmarks import models
-from benchmarks.cpu.convert import converted
-from benchmarks.cpu.task import Task, imported
-from vitkern import ViT
+
+from ..model import ViT
+from . import work
+from .convert import converted
+from .task import Task, imported
 
 
 class Built(NamedTuple):
@@ -26,17 +28,19 @@ class Built(NamedTuple):
     call: Callable[[], Tensor]
     version: str
     model: ViT | None = None  # vitkern's own
+    modules: str = ""  # whose model a peer computes
 
 
 def build(provider: str, task: Task) -> Built:
-    return BUILDERS[provider](task)
+    built = BUILDERS[provider](task)
+    return built if built.model is not None else built._replace(modules=task.modules)
 
 
 def native(task: Task) -> Built:
     model, images = ViT(task.config).eval(), task.images
     model.load_state_dict(task.state)
     model.precision = task.precision
-    models.require_engine(model, images)
+    work.require_engine(model, images)
     return Built(lambda: model(images), vitkern.__version__, model)
 
 
@@ -53,7 +57,7 @@ def compiled(task: Task) -> Built:
 
 def _cast(task: Task) -> tuple[nn.Module, Tensor]:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[task.precision]
-    return task.timm_model().to(dtype), task.images.to(dtype)
+    return task.plain_model().to(dtype), task.images.to(dtype)
 
 
 def onnxruntime(task: Task) -> Built:

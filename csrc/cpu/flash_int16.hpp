@@ -1,0 +1,210 @@
+// attend() by 16-bit integer multiply-adds, for the engine's bf16 and int8. Included by flash.hpp;
+// the loops are in flash_lanes.hpp.
+//
+// Queries, keys, values and weights are integers times a scale, so chosen that the norms of what is
+// multiplied are at most 46340 and sums are exact (tiles_int16.hpp): q and k have one for each row,
+// v one for each channel of a block of keys, and p one for each query of a block. The weights of a
+// block are at most 1 and add up to l, so that their squares do to no more: p's scale needs no pass
+// of its own.
+//
+//   k  [key]: [pairs of channels]             q  [pair of channels][32 queries][2]
+//   v  [block][pair of keys]: [channel][2]    p  [pair of keys][32 queries][2]
+//
+// By vpdpwssd alone: vpmaddwd and vpaddd gain no more over fp32 than rounding to integers costs.
+//
+// Against bf16's 2^-9.5, an element of k or q has an error of 2^-14.3 of its row's rms at E = 64.
+#pragma once
+
+namespace {
+
+constexpr int64_t kQueries = int16_tiles::kNR;  // in a tile
+constexpr int64_t kKeys = 128;                  // in a block: 16 KiB of scores
+
+}  // namespace
+
+#include "flash_lanes.hpp"
+
+namespace {
+
+// The unit of integers, lane by lane: its inverse, to multiply by, and itself.
+struct Units {
+  Vec inverse, unit;
+
+  // For n elements whose largest is `largest` and whose squares, divided by its own, add up to
+  // `squares`: as many units as the bounds of tiles_int16.hpp allow.
+  static Units of(Vec largest, Vec squares, int64_t n) {
+    using namespace int16_tiles;
+    const Vec most = lesser(Vec::set(most_norm(n)) / square_root(squares), Vec::set(kMostUnits));
+    const Vec none = Vec::set(0), tiny = Vec::set(kTiny);
+    return {select_less(tiny, largest, most / largest, none),
+            select_less(tiny, largest, largest / most, none)};
+  }
+};
+
+struct PairFactors {
+  int64_t E, n, pairs;  // channels; keys; pairs of channels
+  int64_t channels;     // E in whole vectors
+  int32_t *k, *v, *q, *p;
+  float *k_scale, *v_scale, *q_scale, *p_scale;
+  float* wide;  // (E, kQueries): queries as floats
+
+  static int64_t blocks(int64_t n) { return ceil_div(n, kKeys); }
+  static int64_t floats(int64_t n, int64_t E) {
+    const int64_t channels = round_up(E, Vec::kLanes), pairs = channels / 2;
+    return n * pairs + (n / 2 + blocks(n)) * channels + pairs * kQueries + kKeys / 2 * kQueries +
+           round_up(n, kLine) + blocks(n) * channels + 2 * kQueries + channels * kQueries +
+           8 * kLine;
+  }
+
+  PairFactors(const Head& h, Range keys, float* scratch)
+      : E(h.E), n(keys.end - keys.begin), channels(round_up(h.E, Vec::kLanes)) {
+    pairs = channels / 2;
+    const auto take = [&](int64_t count) {
+      float* const here = scratch;
+      scratch += round_up(count, kLine);
+      return here;
+    };
+    const auto take_pairs = [&](int64_t count) { return reinterpret_cast<int32_t*>(take(count)); };
+    k = take_pairs(n * pairs);
+    v = take_pairs((n / 2 + blocks(n)) * channels);
+    q = take_pairs(pairs * kQueries);
+    p = take_pairs(kKeys / 2 * kQueries);
+    k_scale = take(n);
+    v_scale = take(blocks(n) * channels);
+    q_scale = take(kQueries);
+    p_scale = take(kQueries);
+    wide = take(channels * kQueries);
+    lay_out_keys(h.k.from(keys.begin));
+    for (int64_t block = 0; block < blocks(n); ++block)
+      lay_out_values(h.v.from(keys.begin), even_part(n, block, blocks(n)), block);
+  }
+
+  void lay_out_keys(const Rows& from) const {
+    for (int64_t j = 0; j < n; ++j) {
+      prefetch_row(from, j, E);
+      const float* const row = static_cast<const float*>(from.row(j));
+      k_scale[j] = int16_tiles::quantise(row, E, reinterpret_cast<int16_t*>(k + j * pairs));
+    }
+  }
+
+  // Lanes are channels. The second of an odd number's last pair is zero.
+  void lay_out_values(const Rows& from, Range part, int64_t block) const {
+    constexpr int64_t L = Vec::kLanes;
+    for (int64_t j = part.begin; j < part.end; ++j) prefetch_row(from, j, E);
+    for (int64_t e = 0; e < E; e += L) {
+      const auto row = [&](int64_t j) {
+        return Vec::load(static_cast<const float*>(from.row(j)) + e, E - e);
+      };
+      const Units units = units_of(row, part);
+      units.unit.store(v_scale + block * channels + e);
+      int32_t* to = v + first_pair(part, block) * channels + e;
+      for (int64_t j = part.begin; j < part.end; j += 2, to += channels)
+        int16_tiles::store_pairs(row(j) * units.inverse,
+                                 j + 1 < part.end ? row(j + 1) * units.inverse : Vec::set(0), to);
+    }
+  }
+  static int64_t first_pair(Range part, int64_t block) { return part.begin / 2 + block; }
+
+  // Of the vectors row(j), j in `part`, lane by lane; a lane with an element that is not finite has
+  // NaN.
+  template <class Row>
+  static Units units_of(const Row& row, Range part) {
+    Vec top = Vec::set(0), wrong = Vec::set(0), squares = Vec::set(0);
+    for (int64_t j = part.begin; j < part.end; ++j) {
+      const Vec x = row(j);
+      top = greater(magnitude(x), top);  // a NaN loses here
+      wrong = fma(x, Vec::set(0), wrong);
+    }
+    const Vec inverse = Vec::set(1) / greater(top, Vec::set(int16_tiles::kTiny));
+    for (int64_t j = part.begin; j < part.end; ++j) {
+      const Vec x = row(j) * inverse;
+      squares = fma(x, x, squares);
+    }
+    Units units = Units::of(top, squares, part.end - part.begin);
+    units.unit = units.unit + wrong;
+    return units;
+  }
+
+  void take_queries(const Rows& from, int64_t R, float sign) const {
+    constexpr int64_t L = Vec::kLanes;
+    pack_queries(from, R, E, sign, wide);
+    for (int64_t r = 0; r < R; r += L) {
+      const auto row = [&](int64_t e) { return Vec::load(wide + e * kQueries + r); };
+      const Units units = units_of(row, {0, channels});
+      units.unit.store(q_scale + r);
+      for (int64_t e = 0; e < channels; e += 2)
+        int16_tiles::store_pairs(row(e) * units.inverse, row(e + 1) * units.inverse,
+                                 q + e / 2 * kQueries + r);
+    }
+  }
+
+  void multiply_keys(Range part, int vectors, float* s) const {
+    multiply<false>({.a = k + part.begin * pairs,
+                     .a_stride = pairs,
+                     .a_scale = k_scale + part.begin,
+                     .a_scale_stride = 1,
+                     .b = q,
+                     .b_scale = q_scale,
+                     .pairs = ceil_div(E, 2),
+                     .c = s,
+                     .add = false,
+                     .ahead = {}},
+                    part.end - part.begin, vectors);
+  }
+
+  void multiply_values(Range part, int64_t block, int vectors, const RunningSoftmax* running,
+                       const float* weights, float* o) const {
+    constexpr int64_t L = Vec::kLanes;
+    const int64_t J = part.end - part.begin;
+    for (int vector = 0; vector < vectors; ++vector) {
+      const Vec sum = running[vector].newest;
+      const Units units = Units::of(Vec::set(1), greater(sum, Vec::set(1)), J);
+      (units.unit + sum * Vec::set(0)).store(p_scale + vector * L);  // NaN stays NaN
+      const float* const w = weights + vector * L;
+      int32_t* to = p + vector * L;
+      int64_t i = 0;
+      for (; i + 1 < J; i += 2, to += kQueries)
+        int16_tiles::store_pairs(Vec::load(w + i * kQueries) * units.inverse,
+                                 Vec::load(w + (i + 1) * kQueries) * units.inverse, to);
+      if (i < J)
+        int16_tiles::store_pairs(Vec::load(w + i * kQueries) * units.inverse, Vec::set(0), to);
+    }
+    multiply<true>({.a = v + first_pair(part, block) * channels,
+                    .a_stride = channels,
+                    .a_scale = v_scale + block * channels,
+                    .a_scale_stride = 1,
+                    .b = p,
+                    .b_scale = p_scale,
+                    .pairs = ceil_div(J, 2),
+                    .c = o,
+                    .add = block > 0,
+                    .ahead = {}},
+                   E, vectors);
+  }
+
+  // c (M, kQueries) = or += a (M, 2 pairs) times a panel, of which so many vectors count.
+  template <bool kAcross>
+  static void multiply(int16_tiles::Tile all, int64_t M, int vectors) {
+    const int64_t tiles = ceil_div(M, int16_tiles::kTileRows);
+    for (int64_t t = 0; t < tiles; ++t) {
+      const Range rows = even_part(M, t, tiles);
+      int16_tiles::Tile tile = all;
+      tile.a += rows.begin * (kAcross ? 1 : all.a_stride);
+      tile.a_scale += rows.begin * all.a_scale_stride;
+      tile.c += rows.begin * kQueries;
+      with_rows<int16_tiles::kTileRows>(rows.end - rows.begin, [&]<int R>() {
+        with_rows<kQueryVectors>(
+            vectors, [&]<int kCount>() { int16_tiles::multiply_rows<R, kCount, kAcross>(tile); });
+      });
+    }
+  }
+};
+
+using FlashScratch = LaneScratch<PairFactors>;
+
+template <class Out>
+inline void attend(const Head& h, Range queries, Range keys, float* scratch, const Out& out) {
+  attend_by<PairFactors>(h, queries, keys, scratch, out);
+}
+
+}  // namespace
