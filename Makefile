@@ -105,7 +105,7 @@ sdist: $(VENV)/tools ## the source archive, into dist/
 docs: $(VENV)/ready ## docs/ops.md from the operator table
 	$(PY) tools/gen_ops_docs.py $(ARGS)
 
-gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu_kernels.md, an emulated block, other Tritons: 3 hours
+gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu_kernels.md, an emulated block, other Tritons: 3 hours; ARGS="--arch sm_90" for one
 	$(PY) tools/gpu_check.py $(ARGS)
 	$(PY) -m tools.gpu_waves --check
 	$(PY) -m tools.gpu_prediction --check

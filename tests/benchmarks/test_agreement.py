@@ -6,6 +6,7 @@ import torch
 from tests.model.tiny_models import BASE
 from tools import agreement
 from vitkern import ViT
+from vitkern.bench import cases
 
 
 def test_agreement_is_told_for_every_precision(tmp_path):

@@ -223,3 +223,17 @@ def test_complaints_name_gate_and_kernel(tool, tmp_path):
     assert failed == "FAILED sm_80 id: why"
     assert shared.startswith("GATE sm_120 matmul") and "shared memory" in shared
     assert "occupancy" in occupancy
+
+
+def test_whole_builds_are_kept_by_architecture(tool, tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, "BUILDS", tmp_path / "builds.jsonl")
+    assert tool.whole_builds() == ""
+    entries = [{"bytes": 3_000_000}] * 2
+    for failures in ([aot.Failure("id", "sm_90", "why")], []):
+        result = aot.Result(tmp_path, entries=entries, failures=failures, seconds=120)
+        tool.record("sm_90", result, ["FAILED", "GATE"][: 2 * len(failures)])
+    tool.record("sm_80", result, [])
+    assert [row["failed"] for row in tool.recorded().values()] == [0, 0], "the newest of each"
+    lines = tool.whole_builds().splitlines()[-2:]
+    assert lines[0].startswith("| sm_80 | 2 | 6 MB | 0 | 0 | 2 min |")
+    assert lines[1].startswith("| sm_90 |")
