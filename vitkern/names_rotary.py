@@ -139,9 +139,6 @@ WHOLE: dict[str, Fields] = {
     "vit_pe_spatial_base_patch16_512": {**_BASE, **_PE_16},
     "vit_pe_spatial_large_patch14_448": {**_LARGE, **_PE_14},
     "vit_pe_spatial_gigantic_patch14_448": {**_PE_GIGANTIC, "depth": 50},
-    "vit_base_patch16_rpn_224": {
-        **_BASE, **_MEAN, "class_token": False, "qkv_bias": False, "block": "post_norm",
-    },
     **{
         name: {**_GIANT, **_GATED, "patch_size": 14, "classes": 0, **fields}
         for name, fields in {
