@@ -233,6 +233,7 @@ def test_a_client_that_leaves_is_dropped_from_the_batch(start):
     assert "vitkern_images_total 2.0" in said and "vitkern_dropped_total 1.0" in said
     assert 'vitkern_requests_total{endpoint="/predict",status="499"} 1.0' in said
     assert (service.accepted, service.answered, service.dropped) == (3, 2, 1)
+    assert service.unsent == 0
 
 
 # ---- refusals ----

@@ -19,10 +19,10 @@ PICTURES = [picture(i) for i in range(5)]
 
 def test_a_stop_under_load_answers_what_was_accepted_and_refuses_the_rest():
     """The client's 200s are exactly the server's accepted requests: none is lost silently."""
-    with Process("--max-batch", 4) as running:
+    with Process("--max-batch", 4, "--stop-seconds", 500) as running:
         with Load(running.address, PICTURES) as load:
             load.until(50)
-            status, said = running.stop(signal.SIGTERM)
+            status, said = running.stop(signal.SIGTERM)  # while new requests never cease
         found = re.search(r"stopped; (\d+) accepted, (\d+) answered, 0 left .*, 0 lost", said)
         assert status == 0 and found, said
         assert int(found[1]) == int(found[2]) == load.counts[200]

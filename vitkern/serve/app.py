@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 DECODERS = 2  # threads; Pillow lets go of Python's lock while it decodes
+ACCEPTED = "vitkern.accepted"  # in the scope of a request that got a ticket
 PAGE = pathlib.Path(__file__).parent / "page"
 # The page loads nothing from elsewhere, and nothing typed into it can run.
 PAGE_HEADERS = {
@@ -67,6 +68,7 @@ class Service:
         self.metrics = Metrics(lambda: self.batcher.waiting)
         # Tickets given, those whose request got an answer or an error, those whose client left.
         self.accepted = self.answered = self.dropped = 0
+        self.unsent = 0  # accepted requests whose answer is not on its way yet
         self._reading = 0
         self._decoders = ThreadPoolExecutor(
             options.decoders, "vitkern-decoder", initializer=torch.set_num_threads, initargs=(1,)
@@ -81,12 +83,10 @@ class Service:
         self._outermost = Counting(self.app, self.metrics, lambda: self.batcher.closed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._outermost(scope, receive, send)
-
-    @property
-    def inside(self) -> int:
-        """Requests whose answer has not been sent."""
-        return self._outermost.inside
+        try:
+            await self._outermost(scope, receive, send)
+        finally:
+            self.unsent -= ACCEPTED in scope
 
     def stop(self, seconds: float = 30.0) -> bool:
         """Refuse what is new, compute what was accepted: whether that ended in time."""
@@ -105,6 +105,8 @@ class Service:
             content = await self._body(request)
             with self.batcher.admit() as ticket:
                 self.accepted += 1
+                self.unsent += 1
+                request.scope[ACCEPTED] = True
                 return await self._accepted(request, ticket, content, pool, attention)
         except (Full, Closed) as error:
             raise problems.of_queue(error) from error

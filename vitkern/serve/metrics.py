@@ -86,7 +86,6 @@ class Counting:
 
     def __init__(self, app: ASGIApp, metrics: Metrics, stopping: Callable[[], bool]) -> None:
         self._app, self._metrics, self._stopping = app, metrics, stopping
-        self.inside = 0  # requests whose answer has not been sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -102,11 +101,9 @@ class Counting:
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
-        self.inside += 1
         try:
             await self._app(scope, receive, counted)
         finally:
-            self.inside -= 1
             # The pattern, never what a client typed: labels are kept for ever.
             endpoint = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(endpoint, str(status)).inc()

@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
     async def _until_answered(self) -> None:
         begin = time.monotonic()
         while (gone := time.monotonic() - begin) < self._stop_seconds:
-            if gone >= LINGER and not self._service.inside:
+            if gone >= LINGER and not self._service.unsent:
                 break
             await asyncio.sleep(POLL)
         self.should_exit = True
