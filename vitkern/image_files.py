@@ -43,8 +43,10 @@ class TooManyPixels(ValueError):
     """The header asks for more pixels than are decoded."""
 
 
-def decode(content: bytes, name: str, largest: int = LARGEST_PIXELS) -> Image:
-    """The same of a file's bytes; errors call it `name`. largest: pixels that are decoded."""
+def decode(content: bytes, name: str, largest: int | None = None) -> Image:
+    """The same of a file's bytes; errors call it `name`. largest: pixels that are decoded, None
+    for LARGEST_PIXELS.
+    """
     return _open(io.BytesIO(content), name, largest)
 
 
@@ -74,7 +76,8 @@ class _Quiet:
 _quiet = _Quiet()
 
 
-def _open(file: pathlib.Path | io.BytesIO, name: str, largest: int = LARGEST_PIXELS) -> Image:
+def _open(file: pathlib.Path | io.BytesIO, name: str, largest: int | None = None) -> Image:
+    largest = LARGEST_PIXELS if largest is None else largest
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:

@@ -14,7 +14,6 @@ from tests.evidence.interpreter import Interpreter
 from vitkern.contract import judge, on_gpu
 from vitkern.gpu.launch import executing
 from vitkern.precision import PRECISIONS
-from vitkern.verification.operators import cast as cast
 from vitkern.verification.operators import differentiable, gradients, reference_results
 
 DTYPES = {name: row.dtype for name, row in PRECISIONS.items()}

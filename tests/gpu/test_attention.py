@@ -13,6 +13,7 @@ from tests.evidence.interpreter import Interpreter
 from tests.gpu import contract
 from vitkern.gpu import attention, configs
 from vitkern.gpu.launch import Recorder, executing
+from vitkern.verification.operators import cast
 
 FP32, BF16 = torch.float32, torch.bfloat16
 SPECS = [s for s in REGISTRY.values() if s.op.name == "attention"]
@@ -63,7 +64,7 @@ def test_stays_exact_with_outlier_channels(spec, numerics):
     """Large scores, a nearly one-hot softmax: a log-sum-exp in fp32 alone would not suffice."""
     inputs = spec.make_inputs(spec.cases[3], FP32)
     inputs["qkv"][..., 0] *= 8
-    contract.check_both(spec, contract.cast(inputs, contract.DTYPES[numerics]), numerics)
+    contract.check_both(spec, cast(inputs, contract.DTYPES[numerics]), numerics)
 
 
 @pytest.mark.parametrize("numerics", contract.DTYPES)
@@ -71,7 +72,7 @@ def test_what_all_keys_share_cancels(numerics):
     """v and dy with large means: dP is nearly the same for all keys, and dq its small rest."""
     inputs = PLAIN.make_inputs(PLAIN.cases[3], FP32)
     inputs["qkv"][:, :, 2] += 8
-    contract.check_both(PLAIN, contract.cast(inputs, contract.DTYPES[numerics]), numerics)
+    contract.check_both(PLAIN, cast(inputs, contract.DTYPES[numerics]), numerics)
 
 
 @pytest.mark.parametrize("numerics", ("fp32", "bf16"))

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from tests.evidence.interpreter import Interpreter
 from tests.gpu import contract
 from vitkern.gpu.configs import ARCHS
+from vitkern.verification.operators import cast
 
 ALL = list(REGISTRY.values())
 OWN_FILE = ("attention", "patch_embed")  # with more cases in files of their own
@@ -114,7 +115,7 @@ def test_stays_exact_with_outlier_channels(spec, numerics):
     x = next(iter(inputs.values()))
     x += 10
     x[..., ::37] *= 100
-    inputs = contract.cast(inputs, contract.DTYPES[numerics])
+    inputs = cast(inputs, contract.DTYPES[numerics])
     with contract.gpu(numerics):
         results = contract.run(spec, inputs)
     contract.check(spec, results, inputs, numerics)

@@ -19,6 +19,7 @@ from vitkern.gpu import moments as row_moments
 from vitkern.gpu import patch_embed, patch_embed_backward, pixels
 from vitkern.gpu.configs import ARCHS, TABLE, Row
 from vitkern.gpu.launch import Recorder, executing, launch
+from vitkern.verification.operators import cast
 
 SPECS = [s for s in REGISTRY.values() if s.op.name == "patch_embed"]
 PLAIN, BYTES, DROPOUT = SPECS
@@ -96,8 +97,8 @@ def test_pixels_need_not_be_of_the_weights_dtype(kind, numerics, normalised):
     inputs["image"] = image.to(kind) if kind == torch.uint8 else (image / 255).to(kind)
     with contract.gpu(numerics):
         (y,) = contract.run(spec, inputs)
-        given = contract.cast(inputs, FP32)
-        truth = spec.op.reference(*spec.arguments(contract.cast(given, torch.float64)))[0]
+        given = cast(inputs, FP32)
+        truth = spec.op.reference(*spec.arguments(cast(given, torch.float64)))[0]
     with contract.yardstick(numerics):
         theirs = spec.op.reference(*spec.arguments(inputs))[0]
     assert not contract.problem(y, theirs, truth, spec.slack, numerics)

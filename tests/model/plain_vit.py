@@ -47,13 +47,13 @@ def tokens(state, c, image, drop=keep_all):
     all_rows = [x]
     grid = (image.shape[2] // c.patch_size, image.shape[3] // c.patch_size)
     for i in range(c.depth):
-        name, after = f"blocks.{i}.", c.norm_place == "after"
+        name, after = f"blocks.{i}.", c.block == "post_norm"
         y = x if after else layer_norm(x, state, name + "norm1", c.norm_eps)
         y = attention(y, state, c, i, grid, drop)
         y = drop(f"projection.{i}", y, c.projection_dropout)
         if after:
             y = layer_norm(y, state, name + "norm1", c.norm_eps)
-        if c.layer_scale is not None:
+        if c.layer_scale is not None and not after:
             y = y * state[name + "ls1.gamma"]
         x = x + drop(f"path1.{i}", y, c.drop_path * i / max(c.depth - 1, 1))
         y = x if after else layer_norm(x, state, name + "norm2", c.norm_eps)
@@ -63,7 +63,7 @@ def tokens(state, c, image, drop=keep_all):
         y = drop(f"mlp.{i}", linear(y, state, name + "mlp.fc2"), c.projection_dropout)
         if after:
             y = layer_norm(y, state, name + "norm2", c.norm_eps)
-        if c.layer_scale is not None:
+        if c.layer_scale is not None and not after:
             y = y * state[name + "ls2.gamma"]
         x = x + drop(f"path2.{i}", y, c.drop_path * i / max(c.depth - 1, 1))
         all_rows.append(x)

@@ -107,7 +107,7 @@ def test_names_with_absurd_numbers_are_unknown(name):
 @pytest.mark.parametrize(
     "name, hint",
     [("B/17", "B/16"), ("vit_bas_patch16_224", "vit_base_patch16_224"), ("b/16", "B/16"),
-     ("vit_base_patch16_225", "vit_base_patch16_224"), ("resnet50", "known: "), ("", "known: ")],
+     ("vit_base_patch16_225", "vit_base_patch16_224"), ("alexnet", "known: "), ("", "known: ")],
 )  # fmt: skip
 def test_unknown_variant_lists_close_names(name, hint):
     with pytest.raises(ValueError, match="unknown variant") as error:
@@ -172,8 +172,6 @@ def test_impossible_path_is_refused():
     model.path = "engine"
     with pytest.raises(RuntimeError, match="path 'engine' is impossible: gradients are enabled"):
         model(picture(model))
-    with torch.no_grad(), pytest.raises(RuntimeError, match="does not keep the blocks' results"):
-        model.forward_intermediates(picture(model))
     model.path = "fused"
     model.blocks[0].register_forward_hook(lambda *_: None)
     with pytest.raises(RuntimeError, match=r"path 'fused' is impossible: blocks.0 has a hook"):
@@ -227,7 +225,7 @@ def test_checkpoint_of_other_classes_names_the_way_out():
         timm_weights.load(tiny(), tiny(classes=5).state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         timm_weights.load(tiny(), {})
-    with pytest.raises(ValueError, match="distilled"):
+    with pytest.raises(RuntimeError, match="Unexpected key.*dist_token"):
         timm_weights.load(tiny(), {"dist_token": torch.zeros(1)})
 
 
