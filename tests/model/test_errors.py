@@ -225,7 +225,7 @@ def test_checkpoint_of_other_classes_names_the_way_out():
         timm_weights.load(tiny(), tiny(classes=5).state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         timm_weights.load(tiny(), {})
-    with pytest.raises(RuntimeError, match="Unexpected key.*dist_token"):
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*dist_token"):
         timm_weights.load(tiny(), {"dist_token": torch.zeros(1)})
 
 

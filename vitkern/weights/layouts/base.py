@@ -34,6 +34,7 @@ PLAIN: dict[str, Any] = {
     "key_bias": True,
     "separate_qkv": False,
     "block": "pre_norm",
+    "norm": "layernorm",
 }
 
 # Widths that no variant of the paper has, as published: SigLIP So400m, OpenCLIP bigG, ViT-e.

@@ -68,6 +68,8 @@ class Eva(Timm):
     def export_refusal(self, config: ViTConfig) -> str:
         if config.position not in ("learned", "none"):
             return f"position={config.position!r}, and it has learned ones or none"
+        if config.block not in ("pre_norm", "post_norm"):
+            return f"block={config.block!r}, and it has norms before or after attention and MLP"
         return "" if _is_eva(config) else "its blocks are those of timm's plain ViT"
 
 

@@ -171,9 +171,12 @@ class Timm(Layout):
 
     def export_refusal(self, config: ViTConfig) -> str:
         no_key = config.qkv_bias and not config.key_bias
-        eva = no_key or config.separate_qkv or config.mlp == "swiglu_split"
-        if eva and "relative" not in config.position:  # whose are BEiT's
+        split = config.separate_qkv or config.mlp == "swiglu_split"
+        relative = "relative" in config.position
+        if (no_key or split) and not relative and config.block != "twin":
             return 'its blocks are those of timm\'s EVA: layout="eva"'
+        if split or (no_key and config.block == "twin"):
+            return "parts of a block that no class of timm's has together"
         return ""
 
 
