@@ -109,7 +109,13 @@ PYBIND11_MODULE(_C, m) {
       .value("gelu", Activation::gelu)
       .value("gelu_tanh", Activation::gelu_tanh)
       .value("quick_gelu", Activation::quick_gelu)
+      .value("silu", Activation::silu)
       .value("tanh", Activation::tanh);
+  py::enum_<NormKind>(m, "NormKind").value("layer", NormKind::layer).value("rms", NormKind::rms);
+  py::enum_<Order>(m, "Order")
+      .value("pre_norm", Order::pre_norm)
+      .value("post_norm", Order::post_norm)
+      .value("parallel", Order::parallel);
   py::enum_<Pool>(m, "Pool")
       .value("tokens", Pool::tokens)
       .value("token", Pool::token)

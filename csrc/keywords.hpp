@@ -66,9 +66,10 @@ inline void convert(pybind11::handle value, Strides& s) {
 inline void convert(pybind11::handle value, Dropout& d) {
   convert_items(value, d.seed, d.threshold, d.scale);
 }
-inline void convert(pybind11::handle value, Biases& field) {
+template <class T>
+void convert(pybind11::handle value, std::vector<T*>& field) {
   const pybind11::object list = as_list(value);
-  for (PyObject* const bias : items_of(list)) convert(bias, field.emplace_back());
+  for (PyObject* const item : items_of(list)) convert(item, field.emplace_back());
 }
 
 // The names of a struct's fields, as the strings that Python's own keywords are: found by address.

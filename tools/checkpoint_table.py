@@ -26,15 +26,11 @@ PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "checkpoints.md"
 BEGIN, END = "<!-- table: python -m tools.checkpoint_table --write -->", "<!-- end of table -->"
 HEAD = "| layout | checkpoint | loads | exports | fp32 | bf16 |\n|---|---|---|---|--:|--:|"
 REFUSED = (
-    ("hf_dinov3", "DINOv3", "needs rotary positions"),
-    ("hf_dinov2", "DINOv2-giant", "needs the SwiGLU MLP"),
-    ("hf_siglip", "SigLIP with its head", "needs attention pooling; `classes=0` loads the rest"),
     (
-        "hf_deit",
-        "distilled DeiT with two heads",
-        "needs the second head; `classes=0` loads the rest",
+        "hf_dinov2",
+        "DINOv2 with its classifier",
+        "needs its head, of class token and patches' mean; `classes=0` loads the rest",
     ),
-    ("jax", "R50 hybrid", "needs the ResNet stem"),
 )
 
 

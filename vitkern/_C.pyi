@@ -31,7 +31,17 @@ class Activation(_Enum):
     gelu: Final[Activation]
     gelu_tanh: Final[Activation]
     quick_gelu: Final[Activation]
+    silu: Final[Activation]
     tanh: Final[Activation]
+
+class NormKind(_Enum):
+    layer: Final[NormKind]
+    rms: Final[NormKind]
+
+class Order(_Enum):
+    pre_norm: Final[Order]
+    post_norm: Final[Order]
+    parallel: Final[Order]
 
 class Pool(_Enum):
     tokens: Final[Pool]
@@ -55,6 +65,9 @@ def norm_linear(isa: str, /, **fields: Any) -> None: ...
 def norm_linear_backward(isa: str, /, **fields: Any) -> None: ...
 def patch_embed(isa: str, /, **fields: Any) -> None: ...
 def patch_embed_backward(isa: str, /, **fields: Any) -> None: ...
+def rotary(isa: str, /, **fields: Any) -> None: ...
+def swiglu(isa: str, /, **fields: Any) -> None: ...
+def swiglu_backward(isa: str, /, **fields: Any) -> None: ...
 
 # ---- CPU engine ----
 

@@ -47,8 +47,8 @@ def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: 
             )
     _check_untouched(model)
     fast = ViT(config, device="meta")
-    theirs = dict(model.named_parameters(remove_duplicate=False))  # tied ones count twice
-    ours = dict(fast.named_parameters())
+    theirs = timm.parameters_of(model)
+    ours = dict(fast.named_parameters(remove_duplicate=False))
     odd = sorted(theirs.keys() ^ ours.keys())
     odd = odd or [n for n in ours if theirs[n].shape != ours[n].shape]
     if odd:
@@ -59,6 +59,10 @@ def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: 
     for name, parameter in theirs.items():
         owner, _, key = name.rpartition(".")
         setattr(fast.get_submodule(owner), key, parameter)
+    buffers = dict(model.named_buffers())  # BatchNorm's statistics, of a hybrid's stem
+    for name, _ in list(fast.named_buffers()):
+        owner, _, key = name.rpartition(".")
+        setattr(fast.get_submodule(owner), key, buffers[name])
     fast.precision = precision
     fast.pretrained_cfg = getattr(model, "pretrained_cfg", None)
     fast.eval()

@@ -9,19 +9,37 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .names import PATCHES as PATCHES
 from .names import VARIANTS as VARIANTS
 from .names import fields_of, timm_names
 from .names import usual as names
 
-POOLS = ("token", "mean", "none")
-POSITIONS = ("none", "learned", "learned_2d", "sincos_1d", "sincos_2d", "relative")
+POOLS = ("token", "mean", "map", "none")
+POSITIONS = (
+    "none", "learned", "learned_2d", "sincos_1d", "sincos_2d",
+    "relative", "relative_mlp", "shared_relative_mlp",
+)  # fmt: skip
+BLOCKS = ("pre_norm", "post_norm", "parallel", "twin")
+NORMS = ("layernorm", "rmsnorm")
 FINAL_NORMS = ("before_pool", "after_pool", "none")
-ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")
-HEADS = ("linear", "tanh", "token_norm")
-STEMS = {"none": 1, "conv": 8}  # pixels of the image per pixel of the feature map
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu")
+MLPS = ("plain", "swiglu", "swiglu_split")
+ROPES = ("none", "axial", "mixed", "dinov3")
+HEADS = ("linear", "tanh", "token_norm", "distilled")
+
+
+class Stem(NamedTuple):
+    stride: int  # pixels of the image per pixel of the feature map
+    channels: int | None  # of the map; None: the model's width
+
+
+STEMS = {
+    "none": Stem(1, None), "conv": Stem(8, None), "r": Stem(4, 64), "r50": Stem(16, 1024),
+    "r26_s32": Stem(32, 2048), "r50_s32": Stem(32, 2048), "resnet26d": Stem(32, 2048),
+    "resnet50d": Stem(32, 2048), "resnet50d_s16": Stem(16, 1024), "mci": Stem(8, 192),
+}  # fmt: skip
 RATES = ("dropout", "attention_dropout", "projection_dropout", "head_dropout", "drop_path")
 
 # Field: smallest, largest. The largest are beyond every published model (ViT-22B is 6144 wide and
@@ -37,6 +55,7 @@ RANGES = {
     "mlp_width": (1, 1 << 20),
     "classes": (0, 1 << 24),
     "registers": (0, 1 << 16),
+    "relative_width": (1, 1 << 16),
     "representation_size": (1, 1 << 16),
 }
 
@@ -48,7 +67,8 @@ class ViTConfig:
     image_size: int | tuple[int, int] = 224  # pixels, one integer or (rows, columns)
     patch_size: int = 16  # in pixels of what patches are cut from: the image, or a stem's map
     channels: int = 3
-    # "conv": three convolutions first (stem.py), whose map has an eighth of the image's sides
+    # What is before the patches (stem.py). "conv": three convolutions; "r50": the paper's ResNet,
+    # whose map has a sixteenth of the image's sides; others of STEMS as timm's hybrids
     stem: str = "none"
     width: int = 768  # D
     depth: int = 12  # blocks
@@ -58,19 +78,45 @@ class ViTConfig:
 
     class_token: bool = True
     registers: int = 0  # register tokens, between the class token and the patches
-    pool: str = "token"  # "token" (class token's row), "mean" (of the patches), "none" (every row)
-    position: str = "learned"  # one of POSITIONS
+    # "token" (class token's row), "mean" (of the patches), "none" (every row), "map" (attention
+    # pooling: a learned query attends to the patches, then an MLP; SigLIP's head)
+    pool: str = "token"
+    # One of POSITIONS. "relative": a table of biases per block (BEiT); "relative_mlp": an MLP of
+    # the offsets' logarithms makes the biases, per block or one for all ("shared_").
+    position: str = "learned"
     # With "learned" and "sincos_1d": whether class and register rows have positions too.
     position_covers_prefix: bool = True
+    relative_width: int = 128  # hidden width of the MLP of "relative_mlp"
 
+    # Rotary positions of queries and keys, beside `position` (rotary.py): "axial" (EVA-02),
+    # "dinov3", "mixed" (frequencies that every block and head learns).
+    rope: str = "none"
+    rope_temperature: float = 10000.0
+    rope_offset: float = 0.0  # of the first patch, in patches
+    rope_x_first: bool = False  # the first half of the channels turns with x, the second with y
+    rope_grid: tuple[int, int] | None = None  # "axial": places are scaled to those of this grid
+    rope_half: bool = False  # channel e turns with e + E/2; else 2e with 2e + 1
+
+    # "pre_norm": x + branch(norm(x)); "post_norm": x + norm(branch(x)); "parallel": attention and
+    # MLP of the same norm(x), from one projection (ViT-22B); "twin": two attentions of x, then two
+    # MLPs, side by side
+    block: str = "pre_norm"
+    norm: str = "layernorm"  # or "rmsnorm"
     qkv_bias: bool = True
-    layer_scale: float | None = None  # initial value; None: no LayerScale
+    key_bias: bool = True  # False: queries and values alone have the bias (BEiT, EVA)
+    separate_qkv: bool = False  # three layers instead of one
+    attention_norm: bool = False  # a norm of attention's result, before its projection
+    # "swiglu": silu(gate) * value, both of one layer fc1; "swiglu_split": of fc1_g and fc1_x
+    mlp: str = "plain"
+    mlp_norm: bool = False  # a norm of the hidden rows, before fc2
+    # Initial value; None: no LayerScale. A "post_norm" block has none: its norms begin with it.
+    layer_scale: float | None = None
     qk_norm: bool = False  # LayerNorm of each head's q and k
     # LayerNorm before the blocks; the patch projection then has no bias (CLIP).
     pre_norm: bool = False
     final_norm: str = "before_pool"  # or "after_pool", "none"
     norm_eps: float = 1e-6
-    activation: str = "gelu"  # exact; or "gelu_tanh", "quick_gelu"
+    activation: str = "gelu"  # exact; or "gelu_tanh", "quick_gelu", "silu"
 
     dropout: float = 0.0  # after the positions are added
     attention_dropout: float = 0.0  # of the attention weights
@@ -78,12 +124,15 @@ class ViTConfig:
     head_dropout: float = 0.0
     drop_path: float = 0.0  # rate of the last block; rises linearly from 0 at the first
 
-    # "tanh": Linear and tanh first; "token_norm": Linear, GELU, dropout, LayerNorm over classes
+    # "tanh": Linear and tanh first; "token_norm": Linear, GELU, dropout, LayerNorm over classes;
+    # "distilled": a second token, with a head of its own (DeiT): their average, in training both
     head: str = "linear"
     representation_size: int | None = None  # width of the tanh layer; None: width
 
     # Accept any size that is a multiple of the patch; positions are interpolated.
     dynamic_image_size: bool = False
+    # Image sides need not be multiples of the patch: what is left at the right and below is unread.
+    crop: bool = False
     mean: tuple[float, ...] | None = None  # of the pixels in 0..1; needed for uint8 images
     std: tuple[float, ...] | None = None
 
@@ -95,6 +144,8 @@ class ViTConfig:
                 object.__setattr__(self, name, tuple(float(v) for v in value))
         if not isinstance(self.image_size, int):
             object.__setattr__(self, "image_size", tuple(self.image_size))
+        if self.rope_grid is not None:
+            object.__setattr__(self, "rope_grid", tuple(self.rope_grid))
         self._check_sizes()
         self._check_choices()
 
@@ -117,6 +168,11 @@ class ViTConfig:
             _refuse(
                 f"image_size must be an integer or a pair of them, not {_shown(self.image_size)}"
             )
+        pair = self.rope_grid if isinstance(self.rope_grid, (tuple, list)) else ()
+        if self.rope_grid is not None and (
+            len(pair) != 2 or not all(_is_integer(side) and side > 0 for side in pair)
+        ):
+            _refuse(f"rope_grid must be a pair of positive integers, not {_shown(self.rope_grid)}")
 
     def _check_sizes(self) -> None:
         size = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
@@ -135,14 +191,18 @@ class ViTConfig:
                 _refuse(f"{name} must be at most {most}, not {_shown(value)}")
         if not isinstance(self.stem, str) or self.stem not in STEMS:
             _refuse(f"stem must be one of {', '.join(STEMS)}, not {_shown(self.stem)}")
-        if any(s % self.patch_pixels for s in size):
-            stride = "" if self.stem == "none" else f", times the stem's stride {STEMS[self.stem]}"
+        if any(s < self.patch_pixels or (s % self.patch_pixels and not self.crop) for s in size):
+            stride = (
+                "" if self.stem == "none" else f", times the stem's stride {STEMS[self.stem][0]}"
+            )
             _refuse(
                 f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}"
                 f"{stride}"
             )
         if self.stem == "conv" and self.width % 32:  # its first convolution has 8 groups
             _refuse(f'stem="conv" needs a width that 32 divides, not {self.width}')
+        if self.stem != "none" and self.crop:
+            _refuse("crop=True has no stem: images are multiples of the patch, times its stride")
         if self.width % self.heads:
             _refuse(f"width {self.width} must be a multiple of heads {self.heads}")
 
@@ -153,6 +213,10 @@ class ViTConfig:
             final_norm=FINAL_NORMS,
             activation=ACTIVATIONS,
             head=HEADS,
+            block=BLOCKS,
+            norm=NORMS,
+            mlp=MLPS,
+            rope=ROPES,
         )
         for name, allowed in choices.items():
             value = getattr(self, name)
@@ -166,12 +230,15 @@ class ViTConfig:
         for name in RATES:
             if not 0 <= getattr(self, name) < 1:
                 _refuse(f"{name} must be at least 0 and below 1, not {getattr(self, name)!r}")
+        self._check_block()
         if self.norm_eps <= 0:
             _refuse(f"norm_eps must be positive, not {self.norm_eps!r}")
         if self.pool == "token" and not self.class_token:
             _refuse('pool="token" reads the class token: set class_token=True or pool="mean"')
         if self.head == "token_norm" and (self.pool != "token" or not self.classes):
             _refuse('head="token_norm" needs pool="token" and at least one class')
+        if self.head == "distilled" and self.pool != "token":
+            _refuse('head="distilled" reads two tokens: it needs pool="token"')
         if (self.mean is None) != (self.std is None):
             _refuse("mean and std go together: give both or neither")
         for name in ("mean", "std"):
@@ -180,6 +247,28 @@ class ViTConfig:
                 _refuse(f"{name} must have one number per channel ({self.channels}), not {value!r}")
         if self.std is not None and 0 in self.std:
             _refuse(f"std must not contain 0: {self.std!r}")
+
+    def _check_block(self) -> None:
+        if self.mlp != "plain" and self.activation != "silu":
+            _refuse(f'mlp={self.mlp!r} needs activation="silu", not {self.activation!r}')
+        if self.block in ("parallel", "twin") and "relative" in self.position:
+            _refuse(f"block={self.block!r} has no relative positions")
+        one = dict(key_bias=True, separate_qkv=False, attention_norm=False, mlp_norm=False)
+        for name, value in one.items():
+            if self.block == "parallel" and getattr(self, name) is not value:
+                _refuse(f'block="parallel" has one projection and one norm: set {name}={value}')
+        if self.block == "parallel" and self.mlp == "swiglu_split":
+            _refuse('block="parallel" has one projection: its gated MLP is mlp="swiglu"')
+        if self.rope != "none" and self.head_dim % 4:
+            _refuse(
+                f"rope={self.rope!r} needs heads of a width that 4 divides, not {self.head_dim}"
+            )
+        if self.rope_temperature <= 0:
+            _refuse(f"rope_temperature must be positive, not {self.rope_temperature!r}")
+        if self.rope_grid is not None and self.rope != "axial":
+            _refuse(f'rope_grid is of rope="axial", not {self.rope!r}')
+        if self.rope_half and self.rope == "mixed":
+            _refuse('rope_half is of rope="axial" and "dinov3", not "mixed"')
 
     @functools.cached_property
     def grid(self) -> tuple[int, int]:
@@ -190,17 +279,18 @@ class ViTConfig:
     @property
     def pixels(self) -> tuple[int, int]:
         """Rows and columns of an image."""
-        return self.grid[0] * self.patch_pixels, self.grid[1] * self.patch_pixels
+        y, x = (self.image_size,) * 2 if isinstance(self.image_size, int) else self.image_size
+        return y, x
 
     @property
     def patch_pixels(self) -> int:
         """Pixels of the image along a side of a patch."""
-        return self.patch_size * STEMS[self.stem]
+        return self.patch_size * STEMS[self.stem].stride
 
     @property
     def map_channels(self) -> int:
         """Channels of what patches are cut from: the image's, or those of the stem's map."""
-        return self.channels if self.stem == "none" else self.width
+        return self.channels if self.stem == "none" else STEMS[self.stem].channels or self.width
 
     @property
     def patches(self) -> int:
@@ -208,13 +298,18 @@ class ViTConfig:
 
     @property
     def prefix_tokens(self) -> int:
-        """Class token and registers: the rows before the patches."""
-        return int(self.class_token) + self.registers
+        """Class token, distillation token and registers: the rows before the patches."""
+        return int(self.class_token) + int(self.head == "distilled") + self.registers
 
     @property
     def tokens(self) -> int:
         """S, the rows of every block."""
         return self.prefix_tokens + self.patches
+
+    @property
+    def hidden_rows(self) -> int:
+        """Outputs of the MLP's first layer, or layers: F, or 2 F with a gate."""
+        return self.mlp_width * (1 if self.mlp == "plain" else 2)
 
     @property
     def head_dim(self) -> int:

@@ -198,6 +198,30 @@ def mlp(
     )  # fmt: skip
 
 
+def rotary(
+    n: Sizes, results: Results, qkv: Tensor, table: Tensor, half: bool, back: bool = False,
+    isa: str = "",
+) -> None:  # fmt: skip
+    if qkv.stride(4) != 1:
+        qkv = qkv.contiguous()
+    table = vector(table)
+    b_stride, s_stride, part_stride, h_stride, _ = qkv.stride()
+    _C.rotary(
+        isa, threads=threads(), dtype=DTYPES[qkv.dtype], qkv=address(qkv), table=address(table),
+        y=address(results[0]), B=n["B"], S=n["S"], H=n["H"], E=n["E"], P=table.shape[0],
+        b_stride=b_stride, s_stride=s_stride, part_stride=part_stride, h_stride=h_stride,
+        half=half, back=back,
+    )  # fmt: skip
+
+
+def swiglu(n: Sizes, results: Results, x: Tensor, isa: str = "") -> None:
+    x, x_stride = rows(x)
+    _C.swiglu(
+        isa, threads=threads(), dtype=DTYPES[x.dtype], x=address(x), y=address(results[0]),
+        M=n["M"], F=n["F"], x_stride=x_stride,
+    )  # fmt: skip
+
+
 def patch_embed(
     n: Sizes, results: Results, image: Tensor, weight: Tensor, bias: Maybe, prefix: Maybe,
     position: Maybe, mean: Maybe, std: Maybe, dropout_p: float, seed: Maybe, isa: str = "",

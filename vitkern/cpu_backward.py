@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _C, cpu_blas
+from . import _C, cpu, cpu_blas
 from .cpu import attention_layout
 from .cpu_threads import threads
 from .operands import (
@@ -168,6 +168,31 @@ def mlp(
         D=n["D"], F=n["F"], x_stride=x_stride, activation=ACTIVATIONS[activation],
         dropout=dropout(dropout_p, seed), path=dropout(drop_path_p, seed),
         **{name: address(t) for name, t in vectors.items()},
+    )  # fmt: skip
+    return wanted.result()
+
+
+def rotary(
+    n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
+    isa: str = "",
+) -> Gradients:  # fmt: skip
+    if "table" in needs:
+        return None
+    qkv, table, half = args
+    dqkv = torch.empty(qkv.shape, dtype=grad.dtype)
+    cpu.rotary(n, [dqkv], grad, table, half, back=True, isa=isa)
+    return [dqkv.to(qkv.dtype)]
+
+
+def swiglu(
+    n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
+    isa: str = "",
+) -> Gradients:  # fmt: skip
+    wanted = _Wanted({"x": args[0]}, needs)
+    (x, x_stride), grad = rows(args[0]), grad.to(args[0].dtype).contiguous()
+    _C.swiglu_backward(
+        isa, threads=threads(), dtype=DTYPES[x.dtype], grad=address(grad), x=address(x),
+        dx=wanted.matrix("x"), M=n["M"], F=n["F"], x_stride=x_stride,
     )  # fmt: skip
     return wanted.result()
 

@@ -129,9 +129,7 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
         return Route("reference", reason)
     if forced == "fused":
         return Route("fused", 'model.path is "fused"')
-    if want == "blocks":
-        reason = "the engine does not keep the blocks' results"
-    elif want == "mixed" and weight.is_cuda:
+    if want == "mixed" and weight.is_cuda:
         reason = "the GPU engine takes images of one size, the fused operators of any"
     else:
         reason = _not_now(model, image) or (structure.not_engine if structure else "")
@@ -274,6 +272,8 @@ def check_releasable(model: ViT) -> str:
     if not reason and precision in ON_CPU_ENGINE:
         reason = f"{precision} rounds weights; release them at fp32, tf32 or bf16"
     reason = reason or structure.not_fused or structure.not_engine
+    if not reason and model.config.block == "parallel":
+        reason = "a parallel block's projection is packed in parts"
     reason = reason or model.engines.why_not(model.patch_embed_weight, precision)
     reason = reason or model.engines.unpackable(precision)
     if reason:
@@ -316,7 +316,7 @@ def check_image(model: ViT, image: Tensor, weight: Tensor, name: str = "image") 
 
 def _check_size(c: ViTConfig, size: tuple[int, int], name: str) -> None:
     if c.dynamic_image_size:
-        if any(s % c.patch_pixels or s == 0 for s in size):
+        if any(s < c.patch_pixels or (s % c.patch_pixels and not c.crop) for s in size):
             raise ValueError(
                 f"ViT: {name} is {size[0]}x{size[1]} pixels, each side must be a multiple of the"
                 f" patch size {c.patch_pixels}; resize or crop it"

@@ -31,6 +31,12 @@ def explain(model: ViT, image: Tensor | None) -> str:
     }[route.path]
     lines = [f"path: {route.path} ({what})", f"why: {route.reason}"]
     lines += [f"precision: {dispatch.precision_of(model)}", f"device: {model.device}"]
+    c = model.config
+    in_torch = [f"the stem {c.stem!r}"] if c.stem != "none" else []
+    in_torch += ["attention pooling"] if c.pool == "map" else []
+    in_torch += ["both heads"] if c.head == "distilled" else []
+    if in_torch and route.path != "reference":
+        lines.append(f"in PyTorch: {', '.join(in_torch)}")
     if model.released is not None:
         lines.append("weights: released; all but the engine need model.restore_weights()")
     if model.device.type == "cpu":

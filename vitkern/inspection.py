@@ -8,7 +8,7 @@ held at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -85,13 +85,13 @@ def _entering_rows(model: ViT, images: Tensor, layers: Sequence[int]) -> list[Te
 
 
 def _weights(model: ViT, layer: int, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    block = model.blocks[layer]
-    if not isinstance(block, modules.Block):
+    block: Any = model.blocks[layer]
+    if not hasattr(block, "queries_and_keys"):
         raise ValueError(
             f"attention_maps: blocks.{layer} is a {type(block).__name__}, whose attention is"
             f" unknown"
         )
-    q, k, _ = block.attn.of_heads(block.norm1(x))
+    q, k = block.queries_and_keys(x, model.rotation(layer, grid))
     q, k, bias = q.float(), k.float(), model.attention_bias(layer, *grid)
     S = q.shape[2]
     maps = q.new_empty(*q.shape[:3], S)

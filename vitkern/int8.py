@@ -21,8 +21,11 @@ LARGEST = 127
 MOST_OF_FOUR = 128
 SMALLEST_SCALE = 1e-30  # below, a row of activations is zero: the inverse may overflow
 FILE_INTEGERS = "file_integers"  # attribute of a model that was read from a file: name, Quantised
-# A norm and the linear layer that reads it; outlier columns move from one to the other.
-SMOOTHED = (("norm1", "attn.qkv"), ("norm2", "mlp.fc1"))
+# A norm and the linear layers that may read it; outlier columns move from one to the others.
+SMOOTHED = (
+    ("norm1", ("attn.qkv", "attn.q_proj", "attn.k_proj", "attn.v_proj")),
+    ("norm2", ("mlp.fc1", "mlp.fc1_g", "mlp.fc1_x")),
+)
 
 
 class Quantised(NamedTuple):
@@ -117,14 +120,17 @@ def state_of(model: ViT) -> dict[str, Tensor | Quantised]:
         found: dict[str, Tensor | Quantised] = {}
         kept = _still_valid(getattr(model, FILE_INTEGERS, {}), state)
         for i in range(model.config.depth):
-            for norm, layer in SMOOTHED:
-                norm, layer = f"blocks.{i}.{norm}", f"blocks.{i}.{layer}.weight"
-                if layer in kept:
+            for norm, readers in SMOOTHED:
+                norm = f"blocks.{i}.{norm}"
+                names = [f"blocks.{i}.{layer}.weight" for layer in readers]
+                layers = [name for name in names if name in state]
+                if any(name in kept for name in layers):
                     continue
                 by = smoothing(state[f"{norm}.weight"], state[f"{norm}.bias"])
                 for name in (f"{norm}.weight", f"{norm}.bias"):
                     found[name] = state[name].float() / by
-                found[layer] = quantise_weight(state[layer].float() * by)
+                for name in layers:
+                    found[name] = quantise_weight(state[name].float() * by)
         for name, value in state.items():
             if name not in found:
                 matrix = is_matrix(name, value)

@@ -67,7 +67,11 @@ def load(
     said = {**config, **({} if image_size is None else {"image_size": image_size})}
     bare = dataclasses.replace(layout.bare(c, prefix), said=said)
     own, headless = _configuration(layout, bare, classes, config)
-    wanted = {name: tuple(t.shape) for name, t in ViT(own, device="meta").state_dict().items()}
+    wanted = {
+        name: tuple(t.shape)
+        for name, t in ViT(own, device="meta").state_dict().items()
+        if t.is_floating_point()  # BatchNorm's count of batches is none
+    }
     state, report = convert.read(layout, bare, prefix, own, wanted, headless)
     if strict and not report.fits:
         raise ValueError(f"{WHO}: {c.path} does not fit: {report}")
@@ -127,7 +131,9 @@ def _configuration(
                 f" classes=0 loads the model without it"
             )
         if not keep:
-            fields |= {"classes": 0, "head": "linear", "representation_size": None}
+            two = fields.get("head") == "distilled"
+            plain = {"classes": 0, "representation_size": None}
+            fields |= plain | {"head": "distilled" if two else "linear"}
             if classes and fields.get("pool") == "none":
                 fields["pool"] = "mean"
         found = ViTConfig().replace(**{**fields, **changes})
@@ -178,6 +184,11 @@ def _built(
         shared.add(place)
         owner, _, key = name.rpartition(".")
         setattr(model.get_submodule(owner), key, nn.Parameter(value))
+    for name, buffer in list(model.named_buffers()):  # BatchNorm's, of a hybrid's stem
+        owner, _, key = name.rpartition(".")
+        kept = buffer.dtype if not buffer.is_floating_point() else dtype
+        value = state.get(name, torch.zeros(buffer.shape)).detach().to(kept, copy=True)
+        setattr(model.get_submodule(owner), key, value)
     return model
 
 

@@ -1,7 +1,7 @@
 """The Vision Transformer: one module and its forward pass.
 
 A forward takes one of three paths (dispatch.py says which, and why): a packed engine (engines/),
-the fused operators (`fused_forward`, four a block: layers.Block.fused), or every module in plain
+the fused operators (`fused_forward`, four a block or more: blocks.py), or every module in plain
 PyTorch (`reference_forward`). timm's methods are in timm_api.py, those about a model in
 model_tools.py.
 """
@@ -9,19 +9,23 @@ model_tools.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import dispatch, layers, ops, packed, positions, precision, timm_keywords
+from . import blocks, dispatch, layers, ops, packed, positions, precision, timm_keywords
 from .config import ViTConfig
+from .head import AttentionPool, classified, classifiers, pooled
 from .model_tools import ModelTools
+from .relative import shared_by_blocks
+from .rotary import Rope
 from .timm_api import TimmApi
 from .weight_memory import WeightMemory
+
+Places = tuple[Tensor | None, Tensor | None]  # what a block adds to scores, and turns q and k by
 
 
 class ViT(TimmApi, WeightMemory, ModelTools):
@@ -70,16 +74,20 @@ class ViT(TimmApi, WeightMemory, ModelTools):
             return nn.Parameter(torch.empty(1, count, D, **made)) if count else None
 
         def norm(wanted: bool) -> nn.Module:
-            return nn.LayerNorm(D, c.norm_eps, **made) if wanted else nn.Identity()
+            return layers.make_norm(c, D, **made) if wanted else nn.Identity()
 
         self.patch_embed = layers.PatchEmbed(c, **made)
         self.cls_token, self.reg_token = rows("cls_token"), rows("reg_token")
+        self.dist_token, self.distilled_training = rows("dist_token"), False
         self.pos_embed = rows("pos_embed")
         self.pos_embed_y, self.pos_embed_x = rows("pos_embed_y"), rows("pos_embed_x")
+        self.rope = None if c.rope == "none" else Rope(c, **made)
         self.pos_drop = layers.Dropout(c.dropout)
         self.norm_pre = norm(c.pre_norm)
-        self.blocks = nn.Sequential(*(layers.Block(c, i, **made) for i in range(c.depth)))
+        self.shared_rel_pos = shared_by_blocks(c, **made)
+        self.blocks = nn.Sequential(*(blocks.build(c, i, **made) for i in range(c.depth)))
         self.norm = norm(c.final_norm == "before_pool")
+        self.attn_pool = AttentionPool(c, **made) if c.pool == "map" else None
         self.fc_norm = norm(c.final_norm == "after_pool")
         size = self.head_hidden_size
         self.pre_logits = layers.PreLogits(D, size, **made) if c.head == "tanh" else nn.Identity()
@@ -90,12 +98,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     def make_head(self, **made: Any) -> None:
         """The classifier of the configuration, in the place of the one there was."""
-        c, size = self.config, self.head_hidden_size
-        self.head = nn.Linear(size, c.classes, **made) if c.classes else nn.Identity()
-        normed = c.head == "token_norm"
-        self.head_norm = nn.LayerNorm(c.classes, **made) if normed else nn.Identity()
-        self.head.train(self.training)
-        self.head_norm.train(self.training)
+        made_now = classifiers(self.config, self.head_hidden_size, **made)
+        self.head, self.head_norm, self.head_dist = (part.train(self.training) for part in made_now)
         self.note_kinds()
 
     def note_kinds(self) -> None:
@@ -110,6 +114,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
     ) -> Tensor:
         """Logits (B, classes); (B, D) without a head, (B, S, ...) with pool="none".
 
+        Of head="distilled" the average of both heads; in training mode, after
+        `set_distilled_training()`, the pair of their logits.
         attn_mask, is_causal: as in `forward_intermediates`.
         """
         if attn_mask is not None or is_causal:
@@ -146,7 +152,11 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool and classify `forward_features`' rows; `pre_logits` stops before the classifier."""
-        return self._classify(self.fc_norm(self._pool(x)), None, pre_logits)
+        return classified(self, self.fc_norm(pooled(self, x)), None, pre_logits)
+
+    def after_engine(self, x: Tensor) -> Tensor:
+        """`forward_head` where no module is listened to: what an engine leaves to PyTorch."""
+        return classified(self, self.fc_norm(pooled(self, x, fused=True)), None)
 
     def forward_blocks(
         self, image: Tensor, take: Sequence[int], stop: int, norm: bool = False,
@@ -156,14 +166,17 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
         norm: apply the final norm to those of `take`. mask (B?, H?, S, S): added to all scores.
         """
-        fused = dispatch.choose(self, image, "blocks" if mask is None else "masked").path == "fused"
+        route = dispatch.choose(self, image, "blocks" if mask is None else "masked")
+        if route.engine is not None:
+            return route.engine.blocks(image, take, stop, norm)
+        fused = route.path == "fused"
         seeds = self._seeds(image.device)
         kept: dict[int, Tensor] = {}
         with self._reference_precision():
             dtype = dispatch.compute_dtype(self)
             x = self.fused_embed(image, seeds) if fused else self._embed(image, seeds)
-            for i in range(stop):
-                x = self._block(i, x, image, seeds, fused, dtype, mask)
+            for i, places in enumerate(self._places(self.grid_of(image), stop, mask)):
+                x = self._block(i, x, places, seeds, fused, dtype)
                 if i in take:
                     kept[i] = self.norm(x) if norm else x
         return x, [kept[i] for i in sorted(kept)]
@@ -180,8 +193,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         self.check_weights("the fused path")
         seeds = self._seeds(image.device)
         x = self.fused_embed(image, seeds)
-        for i in range(len(self.blocks)):
-            x = self._block(i, x, image, seeds, True, dtype)
+        for i, places in enumerate(self._places(self.grid_of(image), len(self.blocks))):
+            x = self._block(i, x, places, seeds, True, dtype)
         return self.fused_head(x, seeds, dtype) if head else layers.layernorm(self.norm, x)
 
     def fused_embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
@@ -199,18 +212,18 @@ class ViT(TimmApi, WeightMemory, ModelTools):
     def fused_head(self, x: Tensor, seeds: Tensor | None, dtype: torch.dtype | None) -> Tensor:
         """Final norm, pooling, head; the norm works row by row, so a token is picked before it."""
         norm: nn.Module = self.norm
-        if self.config.pool == "mean":
+        if self.config.pool in ("mean", "map"):
             x, norm = layers.layernorm(norm, x), nn.Identity()
-        x = self._pool(x)
+        x = pooled(self, x, fused=True)
         if isinstance(norm, nn.Identity):
             norm = self.fc_norm
-        head, plain = self.head, isinstance(self.pre_logits, nn.Identity)
+        last, plain = self.head, isinstance(self.pre_logits, nn.Identity)
         plain = plain and self.config.head == "linear" and not self.head_drop.rate
-        if plain and isinstance(head, nn.Linear) and isinstance(norm, nn.LayerNorm):
-            weight = layers.cast(head.weight, dtype)
-            return ops.norm_linear(x, norm.weight, norm.bias, weight, head.bias, eps=norm.eps)
+        if plain and isinstance(last, nn.Linear) and isinstance(norm, nn.LayerNorm):
+            weight = layers.cast(last.weight, dtype)
+            return ops.norm_linear(x, norm.weight, norm.bias, weight, last.bias, eps=norm.eps)
         with self._reference_precision():
-            return self._classify(layers.layernorm(norm, x), seeds)
+            return classified(self, layers.layernorm(norm, x), seeds)
 
     # ---- the same, module by module ----
 
@@ -220,10 +233,10 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         seeds = self._seeds(image.device)
         with self._reference_precision():
             x = self._embed(image, seeds)
-            for i in range(len(self.blocks)):
-                x = self._block(i, x, image, seeds, False, None)
+            for i, places in enumerate(self._places(self.grid_of(image), len(self.blocks))):
+                x = self._block(i, x, places, seeds, False, None)
             x = self.norm(x)
-            return self._classify(self.fc_norm(self._pool(x)), seeds) if head else x
+            return classified(self, self.fc_norm(pooled(self, x)), seeds) if head else x
 
     def _embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
         # Under autocast, too, the residual stream has the model's dtype.
@@ -235,42 +248,22 @@ class ViT(TimmApi, WeightMemory, ModelTools):
             x = torch.cat([prefix.expand(x.shape[0], -1, -1), x.to(prefix.dtype)], 1)
         return self.norm_pre(self.pos_drop(x, layers.site(seeds, 0)))
 
-    def _pool(self, x: Tensor) -> Tensor:
-        if self.config.pool == "token":
-            return x[:, 0]
-        return x[:, self.config.prefix_tokens :].mean(1) if self.config.pool == "mean" else x
-
-    def _classify(self, x: Tensor, seeds: Tensor | None, pre_logits: bool = False) -> Tensor:
-        """Everything after pooling and norm. The token_norm head is defined over all rows and then
-        takes the class token's; as it works row by row, taking that row first is the same."""
-        seed = None if seeds is None else seeds[-1:]
-        x = self.pre_logits(x)
-        if self.config.head != "token_norm":
-            x = self.head_drop(x, seed)
-            return x if pre_logits else self.head(x)
-        if pre_logits:
-            return x
-        return self.head_norm(self.head_drop(F.gelu(self.head(x)), seed))
-
     # ---- what the paths share ----
 
     def _block(
-        self, i: int, x: Tensor, image: Tensor, seeds: Tensor | None, fused: bool,
-        dtype: torch.dtype | None, mask: Tensor | None = None,
+        self, i: int, x: Tensor, places: Places, seeds: Tensor | None, fused: bool,
+        dtype: torch.dtype | None,
     ) -> Tensor:  # fmt: skip
         """Block `i`; its seeds are three: site 0 is the embedding's, the last one the head's."""
         block: Any = self.blocks[i]
-        grid = self.grid_of(image)
+        bias, turns = places
         own = None if seeds is None else seeds[1 + 3 * i : 4 + 3 * i]
         run: Callable[..., Tensor] = block
         given: tuple[Any, ...] = (x,)  # a foreign module in a block's place
         if fused:
-            run, given = block.fused, (x, grid, own, dtype)
-        elif isinstance(block, layers.Block):
-            bias = self.attention_bias(i, *grid)
-            if mask is not None:
-                bias = mask if bias is None else mask + bias
-            given = (x, bias, own)
+            run, given = block.fused, (x, bias, own, dtype, None, turns)
+        elif hasattr(block, "fused"):
+            given = (x, bias, own, turns)
         if self.grad_checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(run, *given, use_reentrant=False)
         return run(*given)
@@ -283,8 +276,27 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     def attention_bias(self, block: int, grid_y: int, grid_x: int) -> Tensor | None:
         """What a block adds to its scores: (H, S, S), or None without relative positions."""
+        if self.shared_rel_pos is not None:
+            return self.shared_rel_pos((grid_y, grid_x))
         attn = getattr(self.blocks[block], "attn", None)
         return attn.relative_bias((grid_y, grid_x)) if isinstance(attn, layers.Attention) else None
+
+    def _places(
+        self, grid: positions.Grid, count: int, mask: Tensor | None = None
+    ) -> Iterator[Places]:
+        """`attention_bias` with a mask on top, and `rotation`, of one block after the other."""
+        bias = None
+        for i in range(count):
+            if not i or self.shared_rel_pos is None:  # a shared one is made once
+                bias = self.attention_bias(i, *grid)
+                if mask is not None:
+                    bias = mask if bias is None else mask + bias
+            yield bias, self.rotation(i, grid)
+
+    def rotation(self, block: int, grid: positions.Grid) -> Tensor | None:
+        """The table of a block's rotary positions, (H or 1, S, E), or None without them."""
+        rope = self.rope
+        return None if rope is None else rope.table(block, grid, self.patch_embed_weight)
 
     def grid_of(self, image: Tensor) -> positions.Grid:
         """Patches down and across such an image."""
@@ -293,6 +305,9 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     def feature_map(self, image: Tensor) -> Tensor:
         """What patches are cut from: the image as it is, or the stem's map of its pixels."""
+        if self.config.crop:
+            (down, across), p = self.grid_of(image), self.config.patch_pixels
+            image = image[:, :, : down * p, : across * p]
         if self.config.stem == "none":
             return image
         return self.patch_embed.feature_map(self._normalised(image))
@@ -327,6 +342,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     def outward(self, logits: Tensor) -> Tensor:
         """Logits in the dtype a Linear gives: autocast's where it is on, else the model's own."""
+        if isinstance(logits, tuple):  # of two heads
+            return tuple(map(self.outward, logits))
         if dispatch.autocast(logits):
             head = isinstance(self.head, nn.Linear)
             return logits.to(torch.get_autocast_dtype(logits.device.type)) if head else logits

@@ -1,12 +1,16 @@
 """The names of the usual Vision Transformers: short ones ("B/16") and timm's.
 
-A timm name is a row of TIMM (what comes before the image size) and a size; it stands for the first
+A timm name is a row of TIMM, or of family_names.ROWS, (what comes before the image size) and a
+size; it stands for the first
 of the name's pretrained tags, so the number of classes is that one's.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from . import family_names
+from .names_rotary import WHOLE as ROTARY
 
 Fields = dict[str, Any]  # of ViTConfig
 
@@ -138,7 +142,7 @@ TIMM: dict[str, tuple[Fields, tuple[int, ...]]] = {
     "vit_base_patch16_siglip_gap": (_SIGLIP, (224, 256, 384, 512)),
     "vit_base_patch32_siglip_gap": (_SIGLIP2, (256,)),
     "vit_large_patch16_siglip_gap": (_SIGLIP, (256, 384, 512)),
-    "vit_so400m_patch14_siglip_gap": (_SIGLIP, (224, 378, 448, 896)),
+    "vit_so400m_patch14_siglip_gap": (_SIGLIP, (224, 378, 384, 448, 896)),
     "vit_so400m_patch16_siglip_gap": (_SIGLIP2, (256, 384, 512)),
     "vit_giantopt_patch16_siglip_gap": (_SIGLIP2, (256, 384)),
     "vit_medium_patch16_gap": (_MEAN_SCALED, (240, 256, 384)),
@@ -165,6 +169,7 @@ _ODD: dict[str, Fields] = {
     "vit_huge_patch14_clip_378": {"classes": 1024},
     "vit_medium_patch16_gap_240": {"classes": 11821},
     "vit_large_patch16_siglip_gap_512": {"activation": "gelu_tanh"},
+    **family_names.ODD,
 }
 # Names that are not made of a word, a patch and a size.
 _WHOLE: dict[str, tuple[str, Fields]] = {
@@ -198,7 +203,9 @@ def usual() -> list[str]:
 def timm_names() -> list[str]:
     """Every name of timm's that is known, as timm writes it."""
     sized = [f"{stem}_{size}" for stem, (_, sizes) in TIMM.items() for size in sizes]
-    return sorted([*sized, *(stem for stem, (_, sizes) in TIMM.items() if not sizes), *_WHOLE])
+    sized += [f"{stem}_{size}" for stem, row in family_names.ROWS.items() for size in row[3]]
+    bare = (stem for stem, (_, sizes) in TIMM.items() if not sizes)
+    return sorted([*sized, *bare, *_WHOLE, *ROTARY])
 
 
 def fields_of(name: str) -> Fields | None:
@@ -220,11 +227,17 @@ def _short(name: str) -> Fields | None:
 
 def _timm(name: str) -> Fields | None:
     name = name.removeprefix("timm/").partition(".")[0]  # of "timm/name.pretrained_tag"
+    if name in ROTARY:
+        return dict(ROTARY[name])
     if name in _WHOLE:
         word, changes = _WHOLE[name]
         return _of_sizes(TIMM_WORDS[word], 16) | changes
     stem, _, last = name.rpartition("_")
     size = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else 0
+    if stem in family_names.ROWS and size:
+        word, p, changes, _ = family_names.ROWS[stem]
+        fields = _of_sizes(TIMM_WORDS[word], p) | changes | {"image_size": size}
+        return fields | _ODD.get(name, {})
     row = _row(stem if size else name)
     if row is None:
         return None
@@ -233,7 +246,8 @@ def _timm(name: str) -> Fields | None:
     if size:
         fields["image_size"] = size
     fields |= _ODD.get(name, {})
-    return fields if fields.get("image_size", 224) % fields["patch_size"] == 0 else None
+    whole = fields.get("image_size", 224) % fields["patch_size"] == 0
+    return fields if whole or fields.get("crop") else None
 
 
 def _row(stem: str) -> Fields | None:

@@ -100,7 +100,7 @@ def _nothing(model: ViT) -> Tensor:
 
 def _by_offsets(model: ViT) -> bool:
     """Whether all images can go through a block as one sequence."""
-    if torch.compiler.is_compiling() or model.config.position == "relative":
+    if torch.compiler.is_compiling() or "relative" in model.config.position:
         return False
     dropped = any(isinstance(m, layers.Dropout) and m.rate for m in model.modules())
     return not dropped and not (model.training and model.grad_checkpointing)
@@ -111,11 +111,15 @@ def fused_forward(model: ViT, batches: list[Tensor], features: bool) -> list[Ten
     dtype = dispatch.compute_dtype(model)
     embedded = [model.fused_embed(image, None) for image in batches]
     tokens = [rows.shape[1] for rows in embedded]
+    grids, rope = [model.grid_of(image) for image in batches], model.rope
     x = torch.cat(embedded, 1)
     offsets = torch.tensor([0, *accumulate(tokens)], dtype=torch.int32, device=x.device)
-    for block in model.blocks:
+    for i, block in enumerate(model.blocks):
         one: Any = block
-        x = one.fused(x, model.config.grid, None, dtype, offsets)
+        turned = None
+        if rope is not None:
+            turned = torch.cat([rope.table(i, grid, x) for grid in grids], 1)
+        x = one.fused(x, None, None, dtype, offsets, turned)
     if features:
         return list(layers.layernorm(model.norm, x).split(tokens, 1))
     # Each by itself: what is no operator of a head runs in PyTorch, whose bits depend on the batch.

@@ -35,6 +35,7 @@ def save_packed(model: ViT, path: str | os.PathLike[str]) -> None:
         raise ValueError(f"save_packed: the model is on {model.device}; call model.cpu() first")
     structure = model.engines.structure()
     reason = structure.not_fused or structure.not_engine or model.engines.unpackable("int8")
+    reason = reason or model.engines.why_not(model.patch_embed_weight, "int8")
     if reason:
         raise ValueError(f"save_packed: {reason}")
     tensors: dict[str, Tensor] = {}

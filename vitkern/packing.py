@@ -80,6 +80,12 @@ def shared(weight: Tensor, layout: int) -> _C.Packed:
         return entry.find(layout) or entry.pack(weight, layout)
 
 
+def unshared(weight: Tensor, layout: int) -> _C.Packed:
+    """The panels of a weight (N, K) that is no parameter: nobody else will ask for them."""
+    matrix = weight.detach().contiguous()
+    return _C.Packed(layout, DTYPES[matrix.dtype], matrix.data_ptr(), *matrix.shape)
+
+
 def lone(isa: str, weights: Sequence[Tensor]) -> list[_C.Packed] | None:
     """The panels of an operator's weights; None while they are to be converted at each call."""
     found = []

@@ -13,7 +13,7 @@ from .config import ViTConfig
 Grid = tuple[int, int]  # patches down, patches across
 
 # The parameters of a model, each (1, rows, D) or absent, that make up prefix and position rows.
-ROWS = ("cls_token", "reg_token", "pos_embed", "pos_embed_y", "pos_embed_x")
+ROWS = ("cls_token", "dist_token", "reg_token", "pos_embed", "pos_embed_y", "pos_embed_x")
 # How rows move to another grid: as timm, or as the ViT paper's code, corner to corner.
 INTERPOLATIONS = ("bicubic", "bilinear")
 
@@ -22,7 +22,8 @@ def row_counts(c: ViTConfig) -> dict[str, int]:
     """How many rows each of ROWS has; 0 where the configuration has no such parameter."""
     learned = c.patches + (c.prefix_tokens if c.position_covers_prefix else 0)
     axes = c.grid if c.position == "learned_2d" else (0, 0)
-    counts = (int(c.class_token), c.registers, learned if c.position == "learned" else 0)
+    tokens = (int(c.class_token), int(c.head == "distilled"), c.registers)
+    counts = (*tokens, learned if c.position == "learned" else 0)
     return dict(zip(ROWS, (*counts, *axes), strict=True))
 
 
@@ -38,7 +39,7 @@ def prefix_and_position(
         for name, count in row_counts(c).items()
         if count
     }
-    tokens = [rows[name] for name in ("cls_token", "reg_token") if name in rows]
+    tokens = [rows[name] for name in ROWS[:3] if name in rows]
     prefix = torch.cat(tokens) if tokens else None
     covered = c.prefix_tokens if c.position_covers_prefix else 0
     ahead, position = None, None
@@ -163,6 +164,13 @@ def relative_bias(table: Tensor, heads: int, old: Grid, new: Grid, prefix: int) 
     table = resize_relative(table, old, new, prefix)
     index = relative_index(new, prefix, table.device)
     return table[index].permute(2, 0, 1).contiguous()
+
+
+def log_offsets(grid: Grid, like: Tensor) -> Tensor:
+    """sign(d) log(1 + |d|) of every offset (dy, dx) in a grid, in a table's order: (entries, 2)."""
+    rows, columns = (torch.arange(1 - n, n, device=like.device) for n in grid)
+    pairs = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1).float()
+    return (pairs.sign() * (1 + pairs.abs()).log()).to(like.dtype)
 
 
 def resize_relative(

@@ -185,8 +185,9 @@ def _layer_reports(model: ViT, images: Tensor) -> Iterator[LayerReport]:
 
 def _smoothing(plain: ViT, state: dict[str, Tensor | int8.Quantised], layer: str) -> Tensor:
     """What the columns of a layer's rows are divided by in int8."""
-    for norm, linear in int8.SMOOTHED:
-        if layer.endswith(f".{linear}"):
+    for norm, readers in int8.SMOOTHED:
+        linear = next((one for one in readers if layer.endswith(f".{one}")), None)
+        if linear is not None:
             by = torch.ones(plain.config.width)
             for key in ("bias", "weight"):  # a column that is zero in both is zero in the rows
                 name = f"{layer.removesuffix(linear)}{norm}.{key}"

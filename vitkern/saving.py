@@ -30,9 +30,10 @@ def save(
     """Write a model's weights; the result is the name of the layout that was written.
 
     layout: "timm" (a .safetensors file that `load` reads with its whole configuration), a Hugging
-    Face model ("hf_vit", "hf_deit", "hf_dinov2", "hf_clip", "hf_siglip", "hf_beit"; "huggingface"
-    is the one that fits), which is a folder with config.json, or "torchvision", "open_clip",
-    "beit", "dinov2" (.safetensors files) or "jax" (.npz).
+    Face model ("hf_vit", "hf_deit", "hf_dinov2", "hf_dinov3", "hf_clip", "hf_siglip", "hf_beit";
+    "huggingface" is the one that fits), which is a folder with config.json, or "torchvision",
+    "open_clip", "beit", "dinov2" (.safetensors files) or "jax" (.npz). timm's names are those of
+    its class Eva ("eva") where a model has blocks that only this one has.
     notes: what a single .safetensors file says besides its configuration, such as class names.
     """
     if not isinstance(model, ViT):
@@ -41,7 +42,9 @@ def save(
         names = ", ".join([HUGGING_FACE, *BY_NAME])
         raise ValueError(f"{WHO}: layout must be one of {names}, not {layout!r:.40}")
     chosen = _fitting(model.config) if layout == HUGGING_FACE else BY_NAME[layout]
-    why = chosen.export_refusal(model.config)
+    if chosen.name == "timm" and not BY_NAME["eva"].unwritable(model.config):
+        chosen = BY_NAME["eva"]  # timm's other class of Vision Transformers
+    why = chosen.unwritable(model.config)
     if why:
         raise Refused(f"{WHO}: {chosen.title} cannot hold this model: {why}")
     about = chosen.export_config(model.config)
@@ -65,7 +68,7 @@ def save(
 
 def _fitting(config: ViTConfig) -> Layout:
     theirs = [layout for layout in LAYOUTS if layout.name.startswith("hf_")]
-    whys = {layout: layout.export_refusal(config) for layout in theirs}
+    whys = {layout: layout.unwritable(config) for layout in theirs}
     for layout, why in whys.items():
         if not why:
             return layout
@@ -99,7 +102,11 @@ def _safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
         from safetensors.torch import save_file
     except ImportError as error:
         raise ImportError(f"{WHO} needs safetensors: pip install safetensors") from error
-    plain = {name: t.clone() if _is_view(t) else t for name, t in tensors.items()}
+    plain: dict[str, Tensor] = {}
+    seen: set[int] = set()  # memory that is written already: tied parameters are written each
+    for name, t in tensors.items():
+        plain[name] = t.clone() if _is_view(t) or t.data_ptr() in seen else t
+        seen.add(t.data_ptr())
     _replace(path, lambda beside: save_file(plain, beside, metadata))
 
 

@@ -56,18 +56,34 @@ def summarise(model: ViT, image_size: int | tuple[int, int] | None = None) -> Su
     add("patch_embed.proj", (N, D), model.patch_embed.proj, work)
     own = sum(p.numel() for p in model.parameters(recurse=False))
     add("tokens, positions", (S, D), own)
+    if model.rope is not None:
+        add("rope", (S, c.head_dim), model.rope)
     add("norm_pre", (S, D), model.norm_pre)
     for i, block in enumerate(model.blocks):
         # qkv and projection: 4 D^2 a row; q k^T and weights v: 2 S D a row
+        if c.block in ("parallel", "twin"):
+            each = S * (4 * D * D + 2 * S * D + D * (c.hidden_rows + F))
+            add(f"blocks.{i}", (S, D), block, each * (2 if c.block == "twin" else 1))
+            continue
         attn, mlp = _count(block, "norm1", "attn", "ls1"), _count(block, "norm2", "mlp", "ls2")
         add(f"blocks.{i}.attn", (S, D), attn, S * (4 * D * D + 2 * S * D))
-        add(f"blocks.{i}.mlp", (S, D), mlp, S * 2 * D * F)
+        add(f"blocks.{i}.mlp", (S, D), mlp, S * D * (c.hidden_rows + F))
+    if model.shared_rel_pos is not None:
+        add("shared_rel_pos", (c.heads, S, S), model.shared_rel_pos)
     add("norm", (S, D), model.norm)
+    if model.attn_pool is not None:  # one query, folded into the keys (head.py)
+        add("attn_pool", (D,), model.attn_pool, 2 * S * D * c.heads + D * (2 * D + 2 * F))
     lead = (S,) if c.pool == "none" else ()
     many, size = (S if lead else 1), model.head_hidden_size
     add("fc_norm", (*lead, D), model.fc_norm)
     add("pre_logits", (*lead, size), model.pre_logits, many * D * size if c.head == "tanh" else 0)
     add("head", (*lead, c.classes), model.head, many * size * c.classes)
+    add(
+        "head_dist",
+        (*lead, c.classes),
+        model.head_dist,
+        size * c.classes if c.head == "distilled" else 0,
+    )
     add("head_norm", (*lead, c.classes), model.head_norm)
     parameters = sum(p.numel() for p in model.parameters())
     work = sum(row.multiply_adds for row in rows)
@@ -75,7 +91,8 @@ def summarise(model: ViT, image_size: int | tuple[int, int] | None = None) -> Su
 
 
 def _count(block: nn.Module, *names: str) -> int:
-    return sum(p.numel() for name in names for p in getattr(block, name).parameters())
+    parts = [getattr(block, name) for name in names if hasattr(block, name)]
+    return sum(p.numel() for part in parts for p in part.parameters())
 
 
 def _table(rows: list[Row], c: ViTConfig, parameters: int, work: int) -> str:

@@ -23,6 +23,9 @@ class TimmApi(nn.Module):
         norm: nn.Module
         fc_norm: nn.Module
         head: nn.Module
+        head_dist: nn.Module
+        attn_pool: nn.Module | None
+        distilled_training: bool
         patch_embed: layers.PatchEmbed
         pos_embed: nn.Parameter | None
         pos_embed_y: nn.Parameter | None
@@ -232,13 +235,14 @@ class TimmApi(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that an optimizer should not decay."""
-        tables = {n for n, _ in self.named_parameters() if "relative_position_bias_table" in n}
+        learned = ("relative_position_bias_table", "rope.freqs")
+        tables = {n for n, _ in self.named_parameters() if n.endswith(learned)}
         return {n for n in positions.ROWS if getattr(self, n) is not None} | tables
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Regular expressions that sort parameters by depth, for layer-wise learning rates."""
         return {
-            "stem": r"^cls_token|reg_token|pos_embed|patch_embed",
+            "stem": r"^cls_token|dist_token|reg_token|pos_embed|patch_embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
         }
 
@@ -248,8 +252,13 @@ class TimmApi(nn.Module):
 
     # ---- another head, another size ----
 
-    def get_classifier(self) -> nn.Module:
-        return self.head
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
+        """The head; both of head="distilled"."""
+        return (self.head, self.head_dist) if self.config.head == "distilled" else self.head
+
+    def set_distilled_training(self, enable: bool = True) -> None:
+        """Whether a forward in training mode gives both heads' logits, not their average."""
+        self.distilled_training = enable
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new head (0 classes: none), zero as the paper fine-tunes; optionally another pool.
@@ -259,12 +268,19 @@ class TimmApi(nn.Module):
         pool = self.config.pool if global_pool is None else POOLS.get(global_pool, global_pool)
         classes = num_classes
         head = self.config.head if classes or self.config.head != "token_norm" else "linear"
+        if head == "distilled" and pool != "token":
+            raise ValueError('ViT.reset_classifier: head="distilled" reads tokens: pool="token"')
+        if pool == "map" and self.attn_pool is None:
+            raise ValueError("ViT.reset_classifier: attention pooling cannot be added to a model")
+        if pool != "map":
+            self.attn_pool = None
         self.config = self.config.replace(classes=classes, pool=pool, head=head)
         weight = self.patch_embed_weight
         self.make_head(device=weight.device, dtype=weight.dtype)
-        if isinstance(self.head, nn.Linear) and weight.device.type != "meta":
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
+        for one in (self.head, self.head_dist):
+            if isinstance(one, nn.Linear) and weight.device.type != "meta":
+                nn.init.zeros_(one.weight)
+                nn.init.zeros_(one.bias)
 
     @torch.no_grad()
     def set_input_size(

@@ -34,7 +34,7 @@ _REWRITTEN = {
     "act_layer": "activation",
     "norm_layer": "norm_eps",
 }
-POOLS = {"token": "token", "avg": "mean", "": "none"}
+POOLS = {"token": "token", "avg": "mean", "map": "map", "": "none"}
 _POSITIONS = {"learn": "learned", "none": "none", "": "none"}
 # Options that vitkern has not: only what they are in a plain model is taken.
 _PLAIN: dict[str, tuple[Any, ...]] = {

@@ -192,6 +192,40 @@ void check(const patch_embed_args& a) {
   c.array("y", a.y, bytes_of(a.w_dtype), {a.B, a.T + patches, a.D});
 }
 
+void check(const rotary_args& a) {
+  const Check c("rotary");
+  c.threads(a.threads);
+  c.dtype("dtype", a.dtype);
+  c.size("B", a.B), c.size("S", a.S), c.size("H", a.H), c.size("E", a.E), c.size("P", a.P);
+  c.multiple("E", a.E, "a pair", 2);
+  if (a.P != 1 && a.P != a.H) c.refuse("P is " + std::to_string(a.P) + ", expected 1 or H");
+  c.count("B * S", {a.B, a.S});
+  c.array(
+      "qkv", a.qkv, bytes_of(a.dtype),
+      {Axis{a.B, a.b_stride}, {a.S, a.s_stride}, {3, a.part_stride}, {a.H, a.h_stride}, {a.E, 1}});
+  if (a.B && a.H) c.array("table", a.table, kFloat, {a.P, a.S, a.E});
+  c.array("y", a.y, bytes_of(a.dtype), {a.B, a.S, 3 * a.H, a.E});
+}
+
+void check(const swiglu_args& a) {
+  const Check c("swiglu");
+  c.threads(a.threads);
+  c.dtype("dtype", a.dtype);
+  c.size("M", a.M), c.size("F", a.F);
+  c.array("x", a.x, bytes_of(a.dtype), {Axis{a.M, a.x_stride}, {2 * a.F, 1}});
+  c.array("y", a.y, bytes_of(a.dtype), {a.M, a.F});
+}
+
+void check(const swiglu_backward_args& a) {
+  const Check c("swiglu_backward");
+  c.threads(a.threads);
+  c.dtype("dtype", a.dtype);
+  c.size("M", a.M), c.size("F", a.F);
+  c.array("grad", a.grad, bytes_of(a.dtype), {a.M, a.F});
+  c.array("x", a.x, bytes_of(a.dtype), {Axis{a.M, a.x_stride}, {2 * a.F, 1}});
+  c.array("dx", a.dx, bytes_of(a.dtype), {a.M, 2 * a.F});
+}
+
 void check(const layernorm_backward_args& a) {
   const Check c("layernorm_backward");
   c.threads(a.threads);
@@ -310,22 +344,26 @@ void check(const forward_args& a) {
   const Check c("forward");
   c.threads(a.threads);
   c.image_dtype(a.image_dtype), c.precision(a.precision), c.activation(a.activation);
-  c.pool(a.pool);
+  c.pool(a.pool), c.norm(a.norm_kind), c.order(a.order);
   c.size("B", a.B), c.size("T", a.T), c.size("depth", a.depth);
   c.size("C", a.C, 1), c.size("D", a.D, 1), c.size("H", a.H, 1), c.size("F", a.F, 1);
   c.size("py", a.py, 1), c.size("px", a.px, 1);
+  c.size("rotary_heads", a.rotary_heads);
   const int64_t P = c.count("a patch", {a.C, a.py, a.px});
   c.pixels(a.mean, a.std, a.C);
   for (const ForwardImage* i = a.images; i != a.images + a.B; ++i) {
     c.size("Y", i->Y, 1), c.multiple("Y", i->Y, "py", a.py), c.size("X", i->X, 1),
         c.multiple("X", i->X, "px", a.px);
     const int64_t patches = c.count("patches", {i->Y / a.py, i->X / a.px}), S = a.T + patches;
-    for (const int64_t width : {3 * a.D, a.F, P}) c.count("a layer's rows", {S, width, kFloat});
+    for (const int64_t width : {3 * a.D, 2 * a.F, P}) c.count("a layer's rows", {S, width, kFloat});
     c.array("image", i->pixels, bytes_of(a.image_dtype),
             {Axis{a.C, i->c_stride}, {i->Y, i->y_stride}, {i->X, i->x_stride}});
     c.array("prefix", i->prefix, kFloat, {a.T, a.D});
     for (int64_t block = 0; i->biases && block < a.depth; ++block)
       c.array("an attention bias", i->biases[block], kFloat, {a.H, S, S});
+    if (!i->turns != !a.rotary_heads) c.refuse("turns and rotary_heads go together");
+    for (int64_t block = 0; i->turns && block < a.depth; ++block)
+      c.array("a table of turns", i->turns[block], kFloat, {a.rotary_heads, S, a.D / a.H});
     if (!i->y) c.refuse("y is null");
   }
 }

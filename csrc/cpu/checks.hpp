@@ -41,6 +41,8 @@ class Check {
   void image_dtype(DType value) const { choice("image_dtype", value, DType::u8); }
   void activation(Activation value) const { choice("activation", value, Activation::tanh); }
   void precision(Precision value) const { choice("precision", value, Precision::int8); }
+  void norm(NormKind value) const { choice("norm", value, NormKind::rms); }
+  void order(Order value) const { choice("order", value, Order::parallel); }
   void pool(Pool value) const { choice("pool", value, Pool::mean); }
   void pixels(const float* mean, const float* std, int64_t channels) const;
 

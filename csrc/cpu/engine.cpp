@@ -21,10 +21,11 @@ std::string shape(int64_t N, int64_t K) {
 
 void check_alike(const EngineInput& a, const EngineInput& b) {
   if (a.threads != b.threads || a.dtype != b.dtype || a.T != b.T || a.mean != b.mean ||
-      a.std != b.std || a.pool != b.pool || a.head != b.head)
+      a.std != b.std || a.pool != b.pool || a.head != b.head || a.blocks != b.blocks ||
+      a.norm != b.norm || a.norm_kept != b.norm_kept)
     throw std::invalid_argument(
-        "vitkern engine: the inputs of a forward differ in threads, dtype, T, mean, std, pool or"
-        " head");
+        "vitkern engine: the inputs of a forward differ in threads, dtype, T, mean, std, pool,"
+        " head, blocks or norms");
 }
 
 }  // namespace
@@ -37,6 +38,12 @@ Engine::Engine(Isa isa, const EngineConfig& config) : isa_(isa), config_(config)
   c.size("mlp_width", config.mlp_width, 1), c.size("depth", config.depth);
   c.count("a patch", {config.channels, config.patch_y, config.patch_x});
   c.activation(config.activation), c.precision(config.precision);
+  c.norm(config.norm), c.order(config.order);
+  c.size("rotary_heads", config.rotary_heads);
+  if (config.rotary_heads > 1 && config.rotary_heads != config.heads)
+    c.refuse("rotary_heads must be 0, 1 or heads");
+  if (config.rotary_heads && (config.width / config.heads) % 2)
+    c.refuse("channels of a head are turned in pairs, and there is an odd number of them");
 }
 
 void Engine::check_open() const {
@@ -92,9 +99,12 @@ class Engine::Reader {
     return e_.vectors_.count(name + ".weight") || e_.vectors_.count(name + ".bias");
   }
 
+  bool has_matrix(const std::string& name) const { return e_.matrices_.count(name + ".weight"); }
+
   NormVectors norm(const std::string& name, int64_t n, bool required) {
     if (!required && !has_norm(name)) return {};
-    return {vector(name + ".weight", n, true), vector(name + ".bias", n, true)};
+    const bool shifts = e_.config_.norm == NormKind::layer;
+    return {vector(name + ".weight", n, true), vector(name + ".bias", n, shifts)};
   }
 
   // N = 0 takes any number of rows.
@@ -153,7 +163,14 @@ void Engine::finish() {
     b.proj = read.linear(at + "attn.proj", c.width, c.width, true);
     b.gamma1 = read.vector(at + "ls1.gamma", c.width, false);
     b.norm2 = read.norm(at + "norm2", c.width, true);
-    b.fc1 = read.linear(at + "mlp.fc1", c.mlp_width, c.width, true);
+    b.attention_norm = read.norm(at + "attn.norm", c.width, false);
+    b.mlp_norm = read.norm(at + "mlp.norm", c.mlp_width, false);
+    if (c.gated && read.has_matrix(at + "mlp.fc1_g")) {
+      b.gate = read.linear(at + "mlp.fc1_g", c.mlp_width, c.width, true);
+      b.fc1 = read.linear(at + "mlp.fc1_x", c.mlp_width, c.width, true);
+    } else {
+      b.fc1 = read.linear(at + "mlp.fc1", (c.gated ? 2 : 1) * c.mlp_width, c.width, true);
+    }
     b.fc2 = read.linear(at + "mlp.fc2", c.width, c.mlp_width, true);
     b.gamma2 = read.vector(at + "ls2.gamma", c.width, false);
     layers.blocks.push_back(b);
@@ -190,6 +207,15 @@ void Engine::forward(std::span<const EngineInput> inputs) const {
     check_alike(in, other);
     if (!other.biases.empty() && other.biases.size() != layers.blocks.size())
       throw std::invalid_argument("vitkern engine: attention biases for every block or for none");
+    if (other.blocks < 0 || other.blocks > c.depth)
+      throw std::invalid_argument("vitkern engine: blocks must be between 0 and depth");
+    if (!other.kept.empty() &&
+        (other.kept.size() != layers.blocks.size() || other.pool != Pool::tokens))
+      throw std::invalid_argument(
+          "vitkern engine: kept has a place for every block or is empty, and pool is tokens");
+    if (other.turns.size() != (c.rotary_heads ? layers.blocks.size() : 0))
+      throw std::invalid_argument(
+          "vitkern engine: turns for every block, if rotary_heads says so, else for none");
     add_images(other, head.panels ? head.N : c.width, images);
   }
   const auto patches = [&](const ForwardImage& i) { return (i.Y / c.patch_y) * (i.X / c.patch_x); };
@@ -213,16 +239,22 @@ void Engine::forward(std::span<const EngineInput> inputs) const {
                           .T = in.T,
                           .H = c.heads,
                           .F = c.mlp_width,
-                          .depth = c.depth,
+                          .depth = in.blocks,
                           .patch = layers.patch,
                           .head = head,
                           .norm_pre = layers.norm_pre,
-                          .norm = layers.norm,
+                          .norm = in.norm ? layers.norm : NormVectors{},
                           .fc_norm = in.pool == Pool::tokens ? NormVectors{} : layers.fc_norm,
+                          .kept_norm = in.norm_kept ? layers.norm : NormVectors{},
                           .blocks = layers.blocks.data(),
                           .eps = c.eps,
                           .activation = c.activation,
-                          .pool = in.pool});
+                          .pool = in.pool,
+                          .norm_kind = c.norm,
+                          .order = c.order,
+                          .gated = c.gated,
+                          .rotary_heads = layers.blocks.empty() ? 0 : c.rotary_heads,
+                          .rotary_half = c.rotary_half});
 }
 
 // The images of an input, one by one, after a look at the batch as a whole; width: of y's rows.
@@ -240,6 +272,8 @@ void Engine::add_images(const EngineInput& in, int64_t width,
   const int64_t each =
       in.pool == Pool::tokens ? check.count("y", {in.T + patches, c.width}) : width;
   check.array("y", in.y, sizeof(float), {in.B, each});
+  for (const float* rows : in.kept)
+    if (rows) check.array("kept", rows, sizeof(float), {in.B, each});
   for (int64_t i = 0; i < in.B; ++i)
     images.push_back({.pixels = static_cast<const char*>(in.image) + i * b * element,
                       .Y = in.Y,
@@ -250,7 +284,10 @@ void Engine::add_images(const EngineInput& in, int64_t width,
                       .prefix = in.prefix,
                       .position = in.position,
                       .biases = in.biases.empty() ? nullptr : in.biases.data(),
-                      .y = in.y + i * each});
+                      .turns = in.turns.empty() ? nullptr : in.turns.data(),
+                      .y = in.y + i * each,
+                      .kept = in.kept.empty() ? nullptr : in.kept.data(),
+                      .kept_at = i * each});
 }
 
 }  // namespace vitkern

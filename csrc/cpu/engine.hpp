@@ -14,6 +14,7 @@ namespace vitkern {
 
 using Strides = std::array<int64_t, 4>;
 using Biases = std::vector<const float*>;
+using Kept = std::vector<float*>;
 
 #define STRUCT(name) struct name {
 #define FIELD(type, name) type name;

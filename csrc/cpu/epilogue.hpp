@@ -62,7 +62,7 @@ struct SumEpilogue {
   }
 };
 
-// y = residual + path * gamma * dropout(c + bias); y may be the residual itself.
+// y = residual + path * gamma * dropout(c + bias); y may be the residual itself, which may be null.
 struct ResidualEpilogue {
   const float* bias;
   const float* gamma;
@@ -97,7 +97,7 @@ struct ResidualEpilogue {
         v = Vec::set(0);  // a dropped branch is gone even where it is not finite
       else if (factor != 1)
         v = v * Vec::set(factor);
-      v = load_as(dtype, residual, row * residual_stride + n0 + i, n - i) + v;
+      if (residual) v = load_as(dtype, residual, row * residual_stride + n0 + i, n - i) + v;
       store_as(dtype, y, row * y_stride + n0 + i, v, n - i);
     }
   }

@@ -312,6 +312,10 @@ inline ValueAndSlope activate_with_slope(Activation name, Vec x) {
       const Logistic s(x * Vec::set(1.702f));
       return {x * s.value, fma(x * s.slope, Vec::set(1.702f), s.value)};
     }
+    case Activation::silu: {
+      const Logistic s(x);
+      return {x * s.value, fma(x, s.slope, s.value)};
+    }
     case Activation::tanh: {  // 1 - t^2, where it does not cancel; 2 s(2x) - 1 has the same slope
       const Vec t = tanh(x), far = Logistic(x + x).slope * Vec::set(4.0f);
       return {t, select_less(magnitude(t), half, one - t * t, far)};

@@ -20,7 +20,11 @@ enum class Precision : int32_t {
   // under a name of its own; attention as in bf16.
   int8,
 };
-enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, tanh };
+enum class Activation : int32_t { none, gelu, gelu_tanh, quick_gelu, silu, tanh };
+// Of rows: about the mean and by the spread, by the root mean square, or left as they are.
+enum class NormKind : int32_t { layer, rms, none };
+// A block: x + branch(norm(x)) twice; x + norm(branch(x)) twice; both branches of the same norm(x).
+enum class Order : int32_t { pre_norm, post_norm, parallel };
 
 struct Dropout {  // philox.hpp; off when threshold is 0
   uint64_t seed;
@@ -81,7 +85,9 @@ struct NormVectors {
 
 struct BlockWeights {
   NormVectors norm1, q_norm, k_norm, norm2;
+  NormVectors attention_norm, mlp_norm;  // before proj and before fc2
   PackedLinear qkv, proj, fc1, fc2;
+  PackedLinear gate;  // of fc1's columns; absent: there is none, or fc1 has its rows first
   const float* gamma1 = nullptr;  // (D) LayerScale or null
   const float* gamma2 = nullptr;
 };
@@ -96,7 +102,10 @@ struct ForwardImage {
   const float* prefix;         // (T, D) or null
   const float* position;       // (patches, D) or null
   const float* const* biases;  // (depth) of attention, each (H, S, S); or null
+  const float* const* turns;   // (depth) of queries and keys, each (rotary_heads, S, E); or null
   float* y;                    // tokens (S, D), or pooled (D), or logits (classes)
+  float* const* kept;          // (depth): where the tokens (S, D) after each block go; or null
+  int64_t kept_at;             // this image's place there, in floats
 };
 
 struct forward_args {
@@ -110,10 +119,16 @@ struct forward_args {
   int64_t B, C, py, px, D, T, H, F, depth;
   PackedLinear patch, head;
   NormVectors norm_pre, norm, fc_norm;  // before the blocks; of every row; of the pooled row
+  NormVectors kept_norm;                // of rows that are kept after a block
   const BlockWeights* blocks;           // (depth)
   float eps;
   Activation activation;
   Pool pool;
+  NormKind norm_kind;
+  Order order;
+  bool gated;            // the MLP: silu(gate) * value
+  int64_t rotary_heads;  // tables of turns: 0, 1 for all heads, or H
+  bool rotary_half;      // turn.hpp
 };
 
 // The entry points of an instruction set; null where its base (isas.inc) serves instead.

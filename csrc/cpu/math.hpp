@@ -158,6 +158,8 @@ inline Vec activate(Activation name, Vec x) {
     }
     case Activation::quick_gelu:
       return x / (one + exp(x * Vec::set(-1.702f)));
+    case Activation::silu:
+      return x / (one + exp(Vec::set(0) - x));
     case Activation::tanh:
       return tanh(x);
   }

@@ -39,21 +39,24 @@ struct Mlp {
   int64_t y_stride;  // of rows of y; those of x have a.x_stride
   Weights fc1, fc2;  // (F, D), (D, F)
   const MlpScratch& n;
+  NormKind norm = NormKind::layer;
+  bool residual = true;  // add x to the result
 
   // By every thread of a team; `memory` holds n.shared floats for the team, `scratch` n.per_thread
   // for this thread. Ends with a sync.
   void run(const Team& team, float* memory, float* scratch) const {
     const Left h = Left::at(memory, a.D, fc1.precision);  // (chunk, D)
-    const Norm norm{.x = {a.x_dtype, a.x, a.x_stride},
+    const Norm rows{.x = {a.x_dtype, a.x, a.x_stride},
                     .weight = a.norm_weight,
                     .bias = a.norm_bias,
                     .D = a.D,
                     .eps = a.eps,
-                    .stats = a.stats};
+                    .stats = a.stats,
+                    .kind = norm};
     for (int64_t m0 = 0; m0 < a.B * a.S; m0 += n.chunk) {
       const int64_t M = min(n.chunk, a.B * a.S - m0);
       fill(team, h, M, a.D, scratch + n.for_gemm,
-           [&](int64_t m, float* row) { norm.row(m0 + m, DType::f32, row); });
+           [&](int64_t m, float* row) { rows.row(m0 + m, DType::f32, row); });
       int64_t f0 = 0;
       do {  // at least once: F = 0 leaves the bias
         const Range hidden{f0, min(a.F, f0 + n.columns)};
@@ -92,7 +95,7 @@ struct Mlp {
            ResidualEpilogue{.bias = a.fc2_bias,
                             .gamma = a.gamma,
                             .dtype = a.x_dtype,
-                            .residual = a.x,
+                            .residual = residual ? a.x : nullptr,
                             .residual_stride = a.x_stride,
                             .y = a.y,
                             .y_stride = y_stride,

@@ -4,7 +4,10 @@
 
 namespace {
 
-// LayerNorm of rows: (x - mean) * rstd * weight + bias over D elements. Three sweeps over a row
+using vitkern::NormKind;
+
+// LayerNorm of rows: (x - mean) * rstd * weight + bias over D elements; the mean of RMSNorm is 0,
+// and rows without a norm are copied. Three sweeps over a row
 // that stays in L1 (D <= 4096 floats = 16 KiB), so memory is read once, and the variance is taken
 // about the mean: no cancellation.
 struct Norm {
@@ -14,19 +17,26 @@ struct Norm {
   int64_t D;
   float eps;
   float* stats = nullptr;  // (M, 2): mean, rstd; or null
+  NormKind kind = NormKind::layer;
 
   // Row `at` to y (D), which may be the row itself.
   void row(int64_t at, DType y_dtype, void* y) const {
     // Copies: after a store to y the compiler would read the members again.
-    const auto [x, weight, bias, D, eps, stats] = *this;
+    const auto [x, weight, bias, D, eps, stats, kind] = *this;
     const void* const from = x.row(at);
     constexpr int64_t L = Vec::kLanes;
+    if (kind == NormKind::none) {
+      for (int64_t i = 0; i < D; i += L)
+        store_as(y_dtype, y, i, load_as(x.dtype, from, i, D - i), D - i);
+      return;
+    }
     Vec sum0 = Vec::set(0), sum1 = Vec::set(0);
     for (int64_t i = 0; i < D; i += 2 * L) {
       sum0 = sum0 + load_as(x.dtype, from, i, D - i);
       if (i + L < D) sum1 = sum1 + load_as(x.dtype, from, i + L, D - i - L);
     }
-    const float count = static_cast<float>(D), rough = (sum0 + sum1).sum() / count;
+    const float count = static_cast<float>(D);
+    const float rough = kind == NormKind::rms ? 0 : (sum0 + sum1).sum() / count;
     const Vec about = Vec::set(rough);
     Vec square0 = Vec::set(0), square1 = Vec::set(0), rest0 = Vec::set(0), rest1 = Vec::set(0);
     for (int64_t i = 0; i < D; i += 2 * L) {
@@ -42,7 +52,7 @@ struct Norm {
     // The rounding of the first sum: a row of equal elements would see it times 1 / sqrt(eps).
     // Where the row has a spread, it is noise below the rounding of this second sum.
     const float spread = (square0 + square1).sum() / count, rest = (rest0 + rest1).sum() / count;
-    const bool narrow = rest * rest > 1e-8f * spread;
+    const bool narrow = kind == NormKind::layer && rest * rest > 1e-8f * spread;
     const float mean = narrow ? rough + rest : rough;
     const float variance = narrow ? fmaxf(spread - rest * rest, 0) : spread;
     const float rstd = 1 / sqrtf(variance + eps);

@@ -71,7 +71,7 @@ class Planner {
 
   double multiply_adds(int64_t i) const {  // of a block
     const auto S = static_cast<double>(tokens(i)), D = static_cast<double>(a_.D);
-    return S * D * (4 * D + 2 * static_cast<double>(a_.F) + kAttention * 2 * S);
+    return S * D * (4 * D + (a_.gated ? 3 : 2) * static_cast<double>(a_.F) + kAttention * 2 * S);
   }
 
   // Where a group of these images ends that begins with the first and has about so many rows.

@@ -19,7 +19,10 @@ from .bindings import IMPOSSIBLE, _enum
 from .outcome import OK, REFUSED, Case, Wrong, judge, refused
 
 CONFIG = {"channels": 3, "patch_y": 4, "patch_x": 4, "width": 16, "heads": 2, "mlp_width": 24}
-MORE = {"depth": 1, "eps": 1e-6, "activation": _C.Activation.gelu, "precision": _C.Precision.fp32}
+MORE = {
+    "depth": 1, "eps": 1e-6, "activation": _C.Activation.gelu, "precision": _C.Precision.fp32,
+    "norm": _C.NormKind.layer, "order": _C.Order.pre_norm,
+}  # fmt: skip
 CLASSES, ROOM = 5, 2**16  # floats of every buffer
 D, F = CONFIG["width"], CONFIG["mlp_width"]
 MATRICES = {
@@ -108,7 +111,8 @@ finish = Call("finish()", lambda engine, memory: engine.finish(), plain=True)
 FORWARD = {
     "threads": 2, "dtype": _C.DType.f32, "B": 2, "Y": 8, "X": 4, "T": 1, "pool": _C.Pool.token,
     "head": True, "image": None, "prefix": None, "position": None, "mean": 0, "std": 0, "y": None,
-    "strides": (96, 32, 4, 1), "biases": [],
+    "strides": (96, 32, 4, 1), "biases": [], "turns": [], "blocks": 1, "norm": True,
+    "kept": [], "norm_kept": False,
 }  # fmt: skip
 
 
@@ -134,7 +138,7 @@ def forward(changes: dict[str, object], missing: str = "") -> Call:
 
 def spoil_config(rng: random.Random, config: dict) -> None:
     name = rng.choice(list(config))
-    if name in ("activation", "precision"):
+    if name in ("activation", "precision", "norm", "order"):
         config[name] = _enum(rng)
     elif name == "eps":
         config[name] = rng.choice((0.0, -1.0, float("nan"), float("inf"), 1e300, None, "1"))
@@ -187,6 +191,10 @@ def input_change(rng: random.Random) -> tuple[str, object]:
         return name, 0
     if name in ("mean", "std"):
         return name, 0
+    if name == "kept":
+        return name, rng.choice(([0], [0, 0], [-1], "x", 3))
+    if name == "blocks":
+        return name, rng.choice((0, 2, *IMPOSSIBLE))
     if name == "biases":
         return name, rng.choice(([0], [None, None], [None] * 1000, [-1], "x", 3))
     if name == "strides":

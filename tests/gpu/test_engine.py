@@ -59,6 +59,46 @@ def test_matches_reference_with_every_option(option):
     check(engine.tokens(image), model, image, "tokens")
 
 
+HEADS_AND_POSITIONS = {
+    "map": dict(pool="map", class_token=False),
+    "distilled": dict(head="distilled"),
+    "no-key-bias": dict(key_bias=False, position="relative"),
+    "relative-mlp": dict(position="relative_mlp", relative_width=8),
+    "shared-relative-mlp": dict(position="shared_relative_mlp", relative_width=8),
+    "crop": dict(image_size=(26, 19), crop=True),
+}
+
+
+@pytest.mark.parametrize("option", HEADS_AND_POSITIONS)
+def test_matches_reference_with_heads_and_positions_of_timms_families(option):
+    model = tiny(**HEADS_AND_POSITIONS[option]).eval()
+    image = images(model)
+    engine = GpuEngine(model, "fp32", Interpreter("sm_80"))
+    check(engine.logits(image), model, image)
+    check(engine.tokens(image), model, image, "tokens")
+
+
+@pytest.mark.parametrize("block, norm", [("post_norm", "layernorm"), ("pre_norm", "rmsnorm")])
+def test_blocks_that_the_engine_lacks_are_named(block, norm):
+    model = tiny(block=block, norm=norm)
+    assert f"no {block} blocks with {norm}" in GpuEngine.why_not(model, images(model), "fp32")
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("take, stop", [((1,), 3), ((0, 2), 3), ((), 2), ((0,), 1), ((), 0)])
+def test_rows_after_blocks_are_the_references(take, stop, norm):
+    model = tiny().eval()
+    image = images(model)
+    engine = GpuEngine(model, "fp32", Interpreter("sm_80"))
+    model.path = "reference"
+    with torch.no_grad():
+        for _ in range(2):  # the second time from the recorded plan, into other memory
+            x, kept = engine.blocks(image, take, stop, norm)
+            wanted, rows = model.forward_blocks(image, take, stop, norm)
+            torch.testing.assert_close(x, wanted, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(kept, rows, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90", "gfx942"))
 @pytest.mark.parametrize(
     "dtype, precision", [(FP32, "tf32"), (FP32, "bf16"), (FP16, "fp16"), (BF16, "bf16")]

@@ -119,6 +119,28 @@ def timm_beit(**changes: Any) -> nn.Module:
     return randomised(Beit(**{**TIMM, **more, **changes}))
 
 
+def timm_eva(**changes: Any) -> nn.Module:
+    from timm.models.eva import Eva
+
+    return randomised(Eva(**{**TIMM, **changes}))
+
+
+def timm_giant() -> nn.Module:
+    """As DINOv2's giant: a gate in the MLP."""
+    from timm.layers import SwiGLUPacked
+
+    return timm_vit(mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, init_values=1e-5, mlp_ratio=4)
+
+
+EVA02 = dict(use_rot_pos_emb=True, ref_feat_shape=(16, 16), swiglu_mlp=True)
+DINOV3 = dict(
+    use_rot_pos_emb=True, use_abs_pos_emb=False, rope_type="dinov3", rope_temperature=100,
+    rope_rotate_half=True, num_reg_tokens=4, init_values=1e-5, qkv_bias=False, global_pool="token",
+    use_fc_norm=False, dynamic_img_size=True, num_classes=0,
+)  # fmt: skip
+AXIAL: dict[str, Any] = dict(rope="axial", rope_grid=(16, 16))
+
+
 def torchvision_vit(**changes: Any) -> nn.Module:
     from torchvision.models.vision_transformer import VisionTransformer
 
@@ -162,6 +184,16 @@ CASES: dict[str, Case] = {
         activation="quick_gelu", norm_eps=1e-6,
     ),
     "timm-beit": plain("beit", "timm", timm_beit, "beit"),
+    "timm-giant": plain("timm", "timm", timm_giant, "timm"),
+    "timm-eva": plain("eva", "timm", timm_eva, "eva"),
+    "timm-eva02": plain("eva", "timm", functools.partial(timm_eva, **EVA02), "eva", **AXIAL),
+    "timm-eva02-normed": plain(
+        "eva", "timm", functools.partial(timm_eva, **EVA02, scale_mlp=True, scale_attn_inner=True,
+                                         qkv_fused=False), "eva", **AXIAL,
+    ),
+    "timm-dinov3": plain(
+        "eva", "timm", functools.partial(timm_eva, **DINOV3), "eva", image_size=32, norm_eps=1e-6
+    ),
     "torchvision": plain("torchvision", "torchvision", torchvision_vit, "torchvision"),
     "torchvision-tanh": plain(
         "torchvision", "torchvision", functools.partial(torchvision_vit, representation_size=48),
@@ -176,6 +208,13 @@ CASES: dict[str, Case] = {
     "hf-dinov2": HF("hf_dinov2", "Dinov2Model", "Dinov2Config", DINOV2, _pooled, "hf_dinov2"),
     "hf-dinov2-registers": HF("hf_dinov2", "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig",
                               DINOV2, _pooled, "hf_dinov2"),
+    "hf-dinov2-giant": HF("hf_dinov2", "Dinov2Model", "Dinov2Config",
+                          DINOV2 | {"use_swiglu_ffn": True}, _pooled, "hf_dinov2"),
+    "hf-dinov3": HF("hf_dinov3", "DINOv3ViTModel", "DINOv3ViTConfig",
+                    SIZES | {"num_register_tokens": 4}, _pooled, "hf_dinov3"),
+    "hf-dinov3-gated": HF("hf_dinov3", "DINOv3ViTModel", "DINOv3ViTConfig",
+                          SIZES | {"use_gated_mlp": True, "hidden_act": "silu"}, _pooled,
+                          "hf_dinov3"),
     "hf-clip": HF("hf_clip", "CLIPVisionModel", "CLIPVisionConfig", SIZES, _pooled, "hf_clip"),
     "hf-clip-projection": HF("hf_clip", "CLIPVisionModelWithProjection", "CLIPVisionConfig",
                              SIZES | {"projection_dim": 24}, _embedded, "hf_clip"),

@@ -22,8 +22,8 @@ from vitkern.weights import layouts
 from vitkern.weights.layouts.base import Refused
 
 # transformers takes seconds to import a model: the others' cases are in the default run.
-QUICK = ("timm", "timm-registers", "timm-beit", "torchvision", "hf-vit",
-         "jax", "big-vision-scan", "dino", "dinov2", "mae", "open-clip")  # fmt: skip
+QUICK = ("timm", "timm-registers", "timm-beit", "timm-eva02-normed", "timm-dinov3", "torchvision",
+         "hf-vit", "jax", "big-vision-scan", "dino", "dinov2", "mae", "open-clip")  # fmt: skip
 marked = [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.full]) for n in CASES]
 
 
@@ -134,7 +134,7 @@ def test_layout_is_found_by_names_alone(foreign):
 
 
 def test_every_layout_is_tried():
-    assert {case.layout for case in CASES.values()} == set(layouts.BY_NAME) - {"hf_dinov3"}
+    assert {case.layout for case in CASES.values()} == set(layouts.BY_NAME)
 
 
 @pytest.mark.full
@@ -154,12 +154,7 @@ def test_siglip_2_with_native_sizes(tmp_path):
 
 
 REFUSED = {
-    "rotary positions": ("DINOv3ViTModel", "DINOv3ViTConfig", SIZES),
-    "the SwiGLU MLP": ("Dinov2Model", "Dinov2Config", DINOV2 | {"use_swiglu_ffn": True}),
-    "attention pooling": ("SiglipVisionModel", "SiglipVisionConfig", SIZES),
-    "the distillation token's second head": (
-        "DeiTForImageClassificationWithTeacher", "DeiTConfig", SIZES,
-    ),
+    "a bias of the keys": ("DINOv3ViTModel", "DINOv3ViTConfig", SIZES | {"key_bias": True}),
     "a classifier of the class token beside": (
         "Dinov2ForImageClassification", "Dinov2Config", DINOV2,
     ),

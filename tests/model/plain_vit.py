@@ -47,21 +47,38 @@ def tokens(state, c, image, drop=keep_all):
     all_rows = [x]
     grid = (image.shape[2] // c.patch_size, image.shape[3] // c.patch_size)
     for i in range(c.depth):
-        name = f"blocks.{i}."
-        y = attention(layer_norm(x, state, name + "norm1", c.norm_eps), state, c, i, grid, drop)
+        name, after = f"blocks.{i}.", c.block == "post_norm"
+        y = x if after else layer_norm(x, state, name + "norm1", c.norm_eps)
+        y = attention(y, state, c, i, grid, drop)
         y = drop(f"projection.{i}", y, c.projection_dropout)
-        if c.layer_scale is not None:
+        if after:
+            y = layer_norm(y, state, name + "norm1", c.norm_eps)
+        if c.layer_scale is not None and not after:
             y = y * state[name + "ls1.gamma"]
         x = x + drop(f"path1.{i}", y, c.drop_path * i / max(c.depth - 1, 1))
-        y = layer_norm(x, state, name + "norm2", c.norm_eps)
-        y = ACTIVATIONS[c.activation](linear(y, state, name + "mlp.fc1"))
-        y = drop(f"hidden.{i}", y, c.projection_dropout)
+        y = x if after else layer_norm(x, state, name + "norm2", c.norm_eps)
+        y = drop(f"hidden.{i}", hidden(y, state, c, name + "mlp."), c.projection_dropout)
+        if c.mlp_norm:
+            y = layer_norm(y, state, name + "mlp.norm", c.norm_eps)
         y = drop(f"mlp.{i}", linear(y, state, name + "mlp.fc2"), c.projection_dropout)
-        if c.layer_scale is not None:
+        if after:
+            y = layer_norm(y, state, name + "norm2", c.norm_eps)
+        if c.layer_scale is not None and not after:
             y = y * state[name + "ls2.gamma"]
         x = x + drop(f"path2.{i}", y, c.drop_path * i / max(c.depth - 1, 1))
         all_rows.append(x)
     return all_rows
+
+
+def hidden(x, state, c, name):
+    """The MLP's hidden rows; a gate's are the first ones of fc1, or a layer of their own."""
+    activation = ACTIVATIONS[c.activation]
+    if c.mlp == "plain":
+        return activation(linear(x, state, name + "fc1"))
+    if c.mlp == "swiglu_split":
+        return activation(linear(x, state, name + "fc1_g")) * linear(x, state, name + "fc1_x")
+    y = linear(x, state, name + "fc1")
+    return activation(y[..., : c.mlp_width]) * y[..., c.mlp_width :]
 
 
 def embed(state, c, image, drop):
@@ -157,13 +174,20 @@ def moved(rows, old, new):
 
 def attention(x, state, c, i, grid, drop):
     (B, S, D), H, name = x.shape, c.heads, f"blocks.{i}.attn."
-    q, k, v = linear(x, state, name + "qkv").split(D, dim=-1)
+    if c.separate_qkv:
+        q, k, v = (linear(x, state, f"{name}{part}_proj") for part in "qkv")
+    else:
+        q, k, v = linear(x, state, name + "qkv").split(D, dim=-1)
+    if name + "q_bias" in state:
+        q, v = q + state[name + "q_bias"], v + state[name + "v_bias"]
     heads = []
     bias = relative_bias(state, c, i, grid)
     q, k, v = (t.reshape(B, S, H, D // H) for t in (q, k, v))
     if c.qk_norm:
         q = layer_norm(q, state, name + "q_norm", c.norm_eps)
         k = layer_norm(k, state, name + "k_norm", c.norm_eps)
+    if c.rope != "none":
+        q, k = (turned(t, state, c, i, grid) for t in (q, k))
     weights = []
     for h in range(H):
         scores = q[:, :, h] @ k[:, :, h].transpose(1, 2) / math.sqrt(D // H)
@@ -174,7 +198,54 @@ def attention(x, state, c, i, grid, drop):
         f"attention.{i}", torch.stack(weights, dim=1), c.attention_dropout
     )  # (B, H, S, S)
     heads = [weights[:, h] @ v[:, :, h] for h in range(H)]
-    return linear(torch.cat(heads, dim=-1), state, name + "proj")
+    y = torch.cat(heads, dim=-1)
+    if c.attention_norm:
+        y = layer_norm(y, state, name + "norm", c.norm_eps)
+    return linear(y, state, name + "proj")
+
+
+def turned(x, state, c, i, grid):
+    """Rotary positions: pairs of channels of x (B, S, H, E) as complex numbers, times e^(i angle).
+
+    Rows of the class and register tokens stay as they are.
+    """
+    T, (H, E) = x.shape[1] - grid[0] * grid[1], x.shape[2:]
+    angles = []
+    for y in range(grid[0]):
+        for column in range(grid[1]):
+            angles.append(torch.stack([row_angles(state, c, i, h, y, column, grid)
+                                       for h in range(H)]))  # fmt: skip
+    patches = x[:, T:]
+    angles = torch.stack(angles)  # (N, H, E / 2)
+    if c.rope_half:
+        real, imaginary = patches[..., : E // 2], patches[..., E // 2 :]
+    else:
+        real, imaginary = patches[..., 0::2], patches[..., 1::2]
+    cos, sin = angles.cos(), angles.sin()
+    real, imaginary = real * cos - imaginary * sin, real * sin + imaginary * cos
+    if c.rope_half:
+        out = torch.cat([real, imaginary], -1)
+    else:
+        out = torch.stack([real, imaginary], -1).flatten(-2)
+    return torch.cat([x[:, :T], out], 1)
+
+
+def row_angles(state, c, i, h, y, x, grid):
+    """(E / 2) of the patch in row y and column x."""
+    dtype, E = state["patch_embed.proj.weight"].dtype, c.width // c.heads
+    places = [y + c.rope_offset, x + c.rope_offset]
+    if c.rope_grid is not None:
+        places = [p / n * r for p, n, r in zip(places, grid, c.rope_grid, strict=True)]
+    if c.rope == "dinov3":
+        places = [2 * math.pi * (2 * (p + 0.5) / n - 1) for p, n in zip(places, grid, strict=True)]
+    if c.rope_x_first:
+        places = places[::-1]
+    if c.rope == "mixed":
+        learned = state["rope.freqs"][:, i, h]
+        return places[0] * learned[0] + places[1] * learned[1]
+    bands = range(E // 4)
+    angles = [p * c.rope_temperature ** (-b / (E // 4)) for p in places for b in bands]
+    return torch.tensor(angles, dtype=torch.float64).to(dtype)
 
 
 def relative_bias(state, c, i, grid):
@@ -226,4 +297,8 @@ def quick_gelu(x):
     return x * torch.sigmoid(1.702 * x)
 
 
-ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
+def silu(x):
+    return x * torch.sigmoid(x)
+
+
+ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu, "silu": silu}

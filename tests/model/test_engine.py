@@ -369,7 +369,11 @@ def test_engine_dies_with_its_model():
 
 def test_native_engine_refuses_a_missing_or_misshapen_weight():
     sizes = dict(channels=3, patch_y=8, patch_x=8, width=8, heads=2, mlp_width=8, depth=1, eps=1e-6)
-    kinds = dict(activation=_C.Activation.gelu, precision=_C.Precision.fp32)
+    kinds = dict(
+        activation=_C.Activation.gelu, precision=_C.Precision.fp32,
+        norm=_C.NormKind.layer, order=_C.Order.pre_norm,
+        gated=False, rotary_heads=0, rotary_half=False,
+    )  # fmt: skip
     with pytest.raises(ValueError, match=r"patch_embed.proj.weight' is missing"):
         _C.Engine("", **sizes, **kinds).finish()
     weight = torch.zeros(8, 5)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.model.tiny_models import OPTIONS, force, picture, tiny
+from tests.model.tiny_models import BASE, OPTIONS, force, picture, tiny
 from vitkern import inspection
-from vitkern.layers import Block
+from vitkern.blocks import Block
 
 
 def plain_maps(model, image):
@@ -27,7 +27,30 @@ def plain_maps(model, image):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("option", [name for name in OPTIONS if name != "no-blocks"])
+def has_plain_qkv(option):
+    c = BASE.replace(**OPTIONS[option])
+    return c.depth and c.rope == "none" and c.key_bias and not c.separate_qkv
+
+
+OTHERWISE = [name for name in OPTIONS if not has_plain_qkv(name) and name != "no-blocks"]
+
+
+@pytest.mark.parametrize("option", OTHERWISE)
+def test_maps_are_those_that_dropout_is_given(option):
+    model = tiny(**OPTIONS[option])
+    image, given = picture(model, B=2), []
+    hooks = [
+        block.attn.attn_drop.register_forward_hook(lambda module, x, y: given.append(y))
+        for block in model.blocks
+    ]
+    with torch.no_grad():
+        model(image)  # module by module, because of the hooks
+    for hook in hooks:
+        hook.remove()
+    torch.testing.assert_close(model.attention_maps(image), torch.stack(given))
+
+
+@pytest.mark.parametrize("option", filter(has_plain_qkv, OPTIONS))
 def test_maps_are_those_of_the_modules(option):
     model = tiny(**OPTIONS[option])
     image = picture(model, B=2)

@@ -84,7 +84,7 @@ def test_changes_of_a_named_model_are_timms(name, changes):
 REFUSED = {
     "num_classes is timm's word for classes": dict(num_classes=3, classes=3),
     "no_embed_class is timm's word": dict(no_embed_class=True, position_covers_prefix=True),
-    "global_pool must be one of": dict(global_pool="map"),
+    "global_pool must be one of": dict(global_pool="max"),
     "act_layer must be a GELU": dict(act_layer=torch.nn.ReLU),
     "norm_layer must be a LayerNorm": dict(norm_layer=timm.layers.RmsNorm),
     "patch_drop_rate=0.5 is not supported": dict(patch_drop_rate=0.5),

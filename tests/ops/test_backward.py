@@ -76,8 +76,8 @@ def test_attention_takes_tiles_of_queries(S, isa):
 
 @pytest.mark.parametrize("name", sorted(NOT_NATIVE))
 def test_what_no_kernel_has_is_the_references(name):
-    op, _, argument = name.rpartition(".")
-    spec = REGISTRY["attention+bias" if op else "patch_embed"]
+    uses = {"image": "patch_embed", "attention.bias": "attention+bias", "rotary.table": "rotary"}
+    argument, spec = name.rpartition(".")[2], REGISTRY[uses[name]]
     inputs = spec.make_inputs(spec.cases[2], FP32)
     assert native_gradients(spec, inputs, [argument]) is None
     (truth,) = gradients(spec, inputs, [argument], torch.float64, spec.op.reference)

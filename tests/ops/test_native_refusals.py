@@ -194,6 +194,11 @@ BAD_FORWARDS = {
     "a mean without a std": {"std": 0},
     "null biases": {"biases": [0, 0, 0]},
     "one bias for three blocks": {"biases": [64]},
+    "more blocks than there are": {"blocks": 99},
+    "minus one block": {"blocks": -1},
+    "blocks kept of pooled rows": {"kept": [0, 0, 0], "pool": _C.Pool.token},
+    "a place for one block of three": {"kept": [0], "pool": _C.Pool.tokens},
+    "turns of a model that has none": {"turns": [64, 64, 64]},
     "an address that is none": {"image": -1},
 }
 
@@ -239,12 +244,16 @@ def test_a_finished_engine_takes_no_weights(forward):
 
 
 SIZED = dict(channels=1, patch_y=2, patch_x=2, width=2, heads=1, mlp_width=2, depth=0, eps=1e-6)
-KINDS = dict(activation=_C.Activation.gelu, precision=_C.Precision.fp32)
+KINDS = dict(
+    activation=_C.Activation.gelu, precision=_C.Precision.fp32,
+    norm=_C.NormKind.layer, order=_C.Order.pre_norm,
+)  # fmt: skip
+PLAIN = dict(gated=False, rotary_heads=0, rotary_half=False)
 ONES = torch.ones(8)
 
 
 def blank():
-    return _C.Engine("", **SIZED, **KINDS)
+    return _C.Engine("", **SIZED, **KINDS, **PLAIN)
 
 
 def test_an_engine_that_was_not_finished_does_not_run(forward):
@@ -290,7 +299,7 @@ def test_weights_are_checked_when_they_are_set():
 
 
 def test_an_engine_names_keywords_that_it_lacks_and_that_it_does_not_read():
-    good = {**SIZED, **KINDS}
+    good = {**SIZED, **KINDS, **PLAIN}
     for name in good:
         with pytest.raises(TypeError, match=f"missing keyword '{name}'"):
             _C.Engine("", **{key: value for key, value in good.items() if key != name})
@@ -302,12 +311,12 @@ def test_an_engine_has_possible_sizes():
     for name in SIZED:
         for bad in (-1, 2**62) if name != "eps" else ():
             with pytest.raises((ValueError, OverflowError), match="vitkern engine"):
-                _C.Engine("", **{**SIZED, name: bad}, **KINDS)
+                _C.Engine("", **{**SIZED, name: bad}, **KINDS, **PLAIN)
     with pytest.raises(OverflowError):
-        _C.Engine("", **{**SIZED, "patch_y": 2**40, "patch_x": 2**40}, **KINDS)
+        _C.Engine("", **{**SIZED, "patch_y": 2**40, "patch_x": 2**40}, **KINDS, **PLAIN)
     for name, kind in KINDS.items():
         with pytest.raises(ValueError, match=name):
-            _C.Engine("", **SIZED, **{**KINDS, name: type(kind)(99)})
+            _C.Engine("", **SIZED, **{**KINDS, name: type(kind)(99)}, **PLAIN)
 
 
 def test_an_engine_that_was_never_initialised_is_refused():

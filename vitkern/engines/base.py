@@ -112,6 +112,12 @@ class Engine(abc.ABC):
     def tokens(self, image: Tensor) -> Tensor:
         """What `ViT.forward_features` returns: (B, S, D)."""
 
+    @abc.abstractmethod
+    def blocks(
+        self, image: Tensor, take: Sequence[int], stop: int, norm: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What `ViT.forward_blocks` returns."""
+
     def mixed_logits(self, images: Sequence[Tensor]) -> Tensor:
         """`logits` of images (1, C, Y, X) of any sizes, in one call: (images, classes).
 

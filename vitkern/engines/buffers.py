@@ -43,13 +43,18 @@ class Arena:
 
 
 def sizes_of(
-    rows: int, D: int, F: int, parts: int, stream: torch.dtype, matmul: torch.dtype
-) -> Sizes:
-    """Of `rows` tokens of D channels; F: the MLP's width, parts: rows of moments."""
+    rows: int, D: int, F: int, parts: int, stream: torch.dtype, matmul: torch.dtype,
+    gated: int = 0, normalised: int = 0,
+) -> Sizes:  # fmt: skip
+    """Of `rows` tokens of D channels; F: outputs of the MLP's first layer, parts: rows of moments.
+
+    gated: columns of what a gate lets through; normalised: of rows before proj or fc2 with a norm.
+    """
     return {
         "x": (rows * D, stream), "other x": (rows * D, stream),
         "parts": (parts * 2, torch.float32), "other parts": (parts * 2, torch.float32),
         "qkv": (rows * 3 * D, matmul), "heads": (rows * D, matmul), "hidden": (rows * F, matmul),
+        "gated": (rows * gated, matmul), "normalised": (rows * normalised, matmul),
     }  # fmt: skip
 
 
@@ -84,6 +89,13 @@ class Buffers:
 
     def hidden(self, F: int, queries: int) -> Tensor:
         return self._view("hidden", self.B, queries, F)
+
+    def gated(self, F: int, queries: int) -> Tensor:
+        return self._view("gated", self.B, queries, F)
+
+    def normalised(self, like: Tensor) -> Tensor:
+        """Room for rows after a norm before proj or fc2, in the shape of those before it."""
+        return self._view("normalised", *like.shape)
 
     def _view(self, name: str, *shape: int) -> Tensor:
         return self._of[name][: torch.Size(shape).numel()].view(shape)

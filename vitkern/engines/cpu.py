@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,9 +16,17 @@ from .base import Engine, stored
 if TYPE_CHECKING:
     from ..model import ViT
 
+_ORDERS = {
+    "pre_norm": _C.Order.pre_norm, "post_norm": _C.Order.post_norm, "parallel": _C.Order.parallel,
+}  # fmt: skip
+_NORMS = {"layernorm": _C.NormKind.layer, "rmsnorm": _C.NormKind.rms}
 _POOLS = {"token": _C.Pool.token, "mean": _C.Pool.mean}
-_HEAD = ("head.", "head_norm.", "pre_logits.")
+_HEAD = ("head.", "head_norm.", "head_dist.", "pre_logits.", "attn_pool.")
 _STEM = "patch_embed.backbone."  # which runs in PyTorch
+# Parameters of attention that the engine takes as one: attn.qkv.
+_SEPARATE = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
+_SEPARATE_WEIGHTS = tuple(f"{name}.weight" for name in _SEPARATE)
+_SEPARATE_BIASES = (*(f"{name}.bias" for name in _SEPARATE), "attn.q_bias", "attn.v_bias")
 _CALLS_KEPT = 64  # kinds of calls, by the image's shape and strides
 # Image sizes whose positions are remembered; fewer with attention biases, which are (H, S, S).
 _GRIDS_KEPT, _GRIDS_WITH_BIASES_KEPT = 64, 8
@@ -35,6 +43,11 @@ class CpuEngine(Engine):
             return f"the packed engine computes in {', '.join(cpu.PRECISIONS)}, not {precision}"
         if not image.is_cpu:
             return f"the packed engine runs on the CPU, the image is on {image.device}"
+        c = model.config
+        if c.block not in _ORDERS:
+            return f"the packed engine has no {c.block} blocks"
+        if precision == "int8" and (c.block != "pre_norm" or c.norm != "layernorm"):
+            return f"int8 is of pre_norm blocks with layernorm, not {c.block} with {c.norm}"
         if image.dtype not in cpu.IMAGE_DTYPES:
             return f"the packed engine takes float32, bfloat16 or uint8 images, not {image.dtype}"
         return ""
@@ -46,6 +59,9 @@ class CpuEngine(Engine):
             isa, channels=c.map_channels, patch_y=c.patch_size, patch_x=c.patch_size, width=c.width,
             heads=c.heads, mlp_width=c.mlp_width, depth=c.depth, eps=c.norm_eps,
             activation=cpu.ACTIVATIONS[c.activation], precision=cpu.PRECISIONS[precision],
+            norm=_NORMS[c.norm], order=_ORDERS.get(c.block, _C.Order.pre_norm),
+            gated=c.mlp != "plain", rotary_half=c.rope_half,
+            rotary_heads={"none": 0, "mixed": c.heads}.get(c.rope, 1),
         )  # fmt: skip
         self._whole_head = _has_whole_head(c)
         self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()
@@ -55,6 +71,8 @@ class CpuEngine(Engine):
         with torch.no_grad():
             if precision == "int8":
                 self._take_integers()
+            elif c.block == "parallel":
+                self._take_parallel()
             else:
                 self._take_panels(_C.engine_layout(isa, cpu.PRECISIONS[precision]))
             self._pixels = [
@@ -62,7 +80,7 @@ class CpuEngine(Engine):
                 for t in (c.mean, c.std)
             ]
         self._native.finish()
-        if not self.matrices:
+        if precision == "int8":
             self.own_bytes = self._native.packed_bytes
 
     def _take_panels(self, layout: int) -> None:
@@ -72,13 +90,47 @@ class CpuEngine(Engine):
         }
         for name, panels in self.matrices.items():
             self._native.set_packed(name, panels)
+        for name, weight in _joined_weights(model, dict(model.named_parameters())).items():
+            panels = packing.unshared(weight, layout)
+            self.own_bytes += panels.bytes
+            self._native.set_packed(name, panels)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._set_vector(name, parameter.detach())
+        self._set_joined_biases()
+
+    def _take_parallel(self) -> None:
+        """Blocks whose projection is of MLP and attention in one, by the names of others."""
+        own: dict[str, Tensor | None] = {}
+        for i, block in enumerate(self.model.blocks):
+            b: Any = block
+            at, F, bias = f"blocks.{i}.", b.hidden, b.bias()
+            own |= {f"{at}mlp.fc1.weight": b.in_proj.weight[:F]}
+            own |= {f"{at}attn.qkv.weight": b.in_proj.weight[F:]}
+            own |= {f"{at}mlp.fc1.bias": None if bias is None else bias[:F]}
+            own |= {f"{at}attn.qkv.bias": None if bias is None else bias[F:]}
+            parts = {"norm1": b.in_norm, "norm2": b.in_norm, "attn.proj": b.attn_out_proj}
+            parts |= {"mlp.fc2": b.mlp_out_proj, "attn.q_norm": b.q_norm, "attn.k_norm": b.k_norm}
+            for name, part in parts.items():
+                own |= {f"{at}{name}.{key}": value for key, value in part.named_parameters()}
+            gamma = getattr(b.ls, "gamma", None)
+            own |= {f"{at}ls1.gamma": gamma, f"{at}ls2.gamma": gamma}
+        ends = {n: p for n, p in self.model.named_parameters() if not n.startswith("blocks.")}
+        matrices = {*matrix_names(self.model), *(n for n, p in own.items() if n.startswith("b"))}
+        for name, value in {**ends, **own}.items():
+            if value is not None and value.ndim != 1 and name in matrices:
+                self._set_matrix(name, cpu.DTYPES[value.dtype], value.detach())
+            elif value is not None:
+                self._set_vector(name, value.detach())
 
     def _take_integers(self) -> None:
         self.model.check_weights("the precision int8")
-        names = set(matrix_names(self.model))
-        for name, value in int8.state_of(self.model).items():
+        names, state = set(matrix_names(self.model)), int8.state_of(self.model)
+        for name, joined in _joined_weights(self.model, state).items():
+            self._set_matrix(name, _C.DType.i8, joined.integers, cpu.address(joined.scales))
+        self._set_joined_biases()
+        for name, value in state.items():
+            if name.endswith(_SEPARATE_WEIGHTS):
+                continue
             if isinstance(value, int8.Quantised):
                 self._set_matrix(name, _C.DType.i8, value.integers, cpu.address(value.scales))
             elif name in names:  # which int8 leaves in floats
@@ -93,8 +145,21 @@ class CpuEngine(Engine):
 
     def _set_vector(self, name: str, parameter: Tensor) -> None:
         """Hand a norm, bias or gamma to C++, which refuses what it does not know."""
-        if parameter.ndim == 1 and not name.startswith(_in_torch(self.config)):
+        separate = name.endswith(_SEPARATE_BIASES)  # _set_joined_biases has them
+        elsewhere = name.startswith(_in_torch(self.config)) or _is_position(name)
+        if parameter.ndim == 1 and not separate and not elsewhere:
             vector = cpu.vector(parameter)
+            self._native.set_vector(name, vector.data_ptr(), vector.numel())
+
+    def _set_joined_biases(self) -> None:
+        """Biases of queries, keys and values that are not one parameter."""
+        c = self.config
+        if not c.qkv_bias or (c.key_bias and not c.separate_qkv):
+            return
+        for i, block in enumerate(self.model.blocks):
+            one: Any = block
+            vector = cpu.vector(one.attn.qkv_bias().detach())
+            name = f"blocks.{i}.attn.qkv.bias"
             self._native.set_vector(name, vector.data_ptr(), vector.numel())
 
     @property
@@ -108,7 +173,7 @@ class CpuEngine(Engine):
 
     def logits(self, image: Tensor) -> Tensor:
         if not self._whole_head:
-            return self.model.forward_head(self.tokens(image))
+            return self.model.after_engine(self.tokens(image))
         return self._run("logits", image)
 
     def tokens(self, image: Tensor) -> Tensor:
@@ -123,9 +188,24 @@ class CpuEngine(Engine):
         )  # fmt: skip
         return y if self.dtype is torch.float32 else y.to(self.dtype)
 
+    def blocks(
+        self, image: Tensor, take: Sequence[int], stop: int, norm: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        image = stored(self.model.feature_map(image))
+        call = self._call_of("tokens", image)
+        kept = {i: self._result.new_empty(*call.shape) for i in sorted(set(take))}
+        y = self._result.new_empty(*call.shape)
+        places = [cpu.address(kept.get(i)) for i in range(self.config.depth)]
+        asked = {"blocks": stop, "norm": False, "kept": places, "norm_kept": norm}
+        self._native.forward(
+            threads=cpu.threads(), image=image.data_ptr(), y=y.data_ptr(),
+            **{**call.fields, **asked},
+        )  # fmt: skip
+        return y.to(self.dtype), [rows.to(self.dtype) for rows in kept.values()]
+
     def mixed_logits(self, images: Sequence[Tensor]) -> Tensor:
         if not self._whole_head:
-            return torch.cat([self.model.forward_head(rows) for rows in self.mixed_tokens(images)])
+            return torch.cat([self.model.after_engine(rows) for rows in self.mixed_tokens(images)])
         return torch.cat(self._run_mixed("logits", images))
 
     def mixed_tokens(self, images: Sequence[Tensor]) -> list[Tensor]:
@@ -164,6 +244,7 @@ class CpuEngine(Engine):
             "dtype": cpu.IMAGE_DTYPES[dtype], "B": B, "Y": Y, "X": X, "strides": strides,
             "T": c.prefix_tokens, "mean": cpu.address(mean), "std": cpu.address(std),
             "pool": pool, "head": want == "logits", **grid.addresses,
+            "blocks": c.depth, "norm": True, "kept": [], "norm_kept": False,
         }  # fmt: skip
         if len(self._calls) >= _CALLS_KEPT:
             self._calls.clear()
@@ -179,16 +260,28 @@ class CpuEngine(Engine):
                     self.model.attention_bias(i, grid_y, grid_x) for i in range(self.config.depth)
                 ]
                 biases = [cpu.vector(b) for b in biases if b is not None]
+                turns = self._turns((grid_y, grid_x))
             addresses = {
                 "prefix": cpu.address(prefix),
                 "position": cpu.address(position),
                 "biases": [cpu.address(b) for b in biases],
+                "turns": [cpu.address(t) for t in turns],
             }
-            found = self._grids[grid_y, grid_x] = _Grid((prefix, position, *biases), addresses)
+            tensors = (prefix, position, *biases, *turns)
+            found = self._grids[grid_y, grid_x] = _Grid(tensors, addresses)
             while len(self._grids) > (_GRIDS_WITH_BIASES_KEPT if biases else _GRIDS_KEPT):
                 self._grids.popitem(last=False)
                 self._calls.clear()  # which keep their grids' memory
         return found
+
+    def _turns(self, grid: tuple[int, int]) -> list[Tensor]:
+        """The table of rotary positions of each block: one that all share, unless they differ."""
+        if self.config.rope == "none":
+            return []
+        count = range(self.config.depth if self.config.rope == "mixed" else 1)
+        tables = [_copy(self.model.rotation(i, grid)) for i in count]
+        found = [table for table in tables if table is not None]
+        return found if self.config.rope == "mixed" else found * self.config.depth
 
 
 _Key = tuple[str, torch.Size, tuple[int, ...], torch.dtype]  # what is wanted of which image
@@ -209,10 +302,35 @@ def matrix_names(model: ViT) -> list[str]:
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.ndim != 1
-        and name not in positions.ROWS  # _of_grid reads these and the tables
-        and not name.endswith(".relative_position_bias_table")
+        and not _is_position(name)
+        and not name.endswith(_SEPARATE_WEIGHTS)
         and not name.startswith(in_torch)
     ]
+
+
+def _is_position(name: str) -> bool:
+    """Whether `_of_grid` reads a parameter: prefix rows, positions, what biases are made of."""
+    relative = name.endswith(".relative_position_bias_table") or "rel_pos." in name
+    return relative or name == "rope.freqs" or name in positions.ROWS
+
+
+def _joined_weights(model: ViT, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights of queries, keys and values that are three parameters, as one for each block.
+
+    state: tensors, or quantised weights, by name.
+    """
+    if not model.config.separate_qkv:
+        return {}
+    found: dict[str, Any] = {}
+    for i in range(model.config.depth):
+        parts = [state[f"blocks.{i}.{name}"] for name in _SEPARATE_WEIGHTS]
+        if isinstance(parts[0], int8.Quantised):
+            integers = torch.cat([part.integers for part in parts])
+            joined: Any = int8.Quantised(integers, torch.cat([part.scales for part in parts]))
+        else:
+            joined = torch.cat([part.detach() for part in parts])
+        found[f"blocks.{i}.attn.qkv.weight"] = joined
+    return found
 
 
 def _in_torch(config: ViTConfig) -> tuple[str, ...]:

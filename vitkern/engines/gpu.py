@@ -1,7 +1,8 @@
 """The engine on a GPU: weights folded once, then one plan of launches per image shape.
 
 Five launches a block: qkv with LayerNorm folded in, attention, projection + residual, fc1 with
-LayerNorm folded in, fc2 + residual; a sixth normalises queries and keys, where a model does. The
+LayerNorm folded in, fc2 + residual. Where a model has them, more: queries and keys normalised,
+turned by rotary positions, a gate after fc1, a norm before the projection or before fc2. The
 kernels that write the residual stream leave its rows' moments for the next LayerNorm
 (gpu/moments.py). With the class token's row alone asked for, the last block computes only that row
 after its keys and values.
@@ -12,12 +13,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..gpu import attention, layernorm, linear_residual, moments, norm_linear, patch_embed
+from ..gpu import attention, layernorm, linear_residual, moments, norm_linear, patch_embed, swiglu
+from ..gpu import rotary as rotary_kernels
 from ..gpu.launch import Executor, cdiv
 from ..gpu.runtime import device, plan
 from ..gpu.runtime.binary import current_stream
@@ -26,6 +29,7 @@ from ..registry import REGISTRY
 from . import Unpackable
 from .base import Engine, stored
 from .buffers import Arena, Buffers, Sizes, Stream, larger, sizes_of
+from .folded import Block, Fold, Folded, Norm, Places, Positions, Wanted, rows_of
 from .lasting import lasting, refill
 
 if TYPE_CHECKING:
@@ -33,45 +37,6 @@ if TYPE_CHECKING:
 
 PLANS_KEPT = 8  # shapes of images, streams; each with a CUDA graph, if that is wanted
 GRAPHS = os.environ.get("VITKERN_CUDA_GRAPHS") != "0"
-
-
-class Folded(NamedTuple):
-    """A Linear with the LayerNorm before it folded in (gpu/norm_linear.py)."""
-
-    weight: Tensor  # (N, K)
-    sums: Tensor | None  # (N,)
-    bias: Tensor  # (N,)
-
-
-Norm = tuple[Tensor, Tensor]  # weight, bias
-Linear = tuple[Tensor, Tensor | None, Tensor | None]  # weight, bias, LayerScale's gamma
-
-
-class Block(NamedTuple):
-    qkv: Folded
-    qk_norm: tuple[Norm, Norm] | None  # of queries and keys
-    projection: Linear
-    fc1: Folded
-    fc2: Linear
-
-
-class Ends(NamedTuple):
-    """What comes before and after the blocks."""
-
-    filters: Tensor
-    filter_bias: Tensor | None
-    norm_pre: Norm | None
-    norm: Norm | None  # of all tokens
-    last_norm: Norm | None  # of the class token's row
-    head: Folded | None
-
-
-class Positions(NamedTuple):
-    """What depends on an image's grid of patches."""
-
-    prefix: Tensor | None
-    position: Tensor | None
-    biases: tuple[Tensor | None, ...]  # of each block's scores
 
 
 Key = tuple[Any, ...]  # of a plan: what it computes, the image's shape, ..., the stream
@@ -89,6 +54,9 @@ class GpuEngine(Engine):
         if image.dtype not in (*GpuEngine.DTYPES, torch.uint8):
             kinds = "float32, float16, bfloat16 or uint8"
             return f"the GPU engine takes {kinds} images, not {image.dtype}"
+        c = model.config
+        if c.block != "pre_norm" or c.norm != "layernorm":
+            return f"the GPU engine has no {c.block} blocks with {c.norm}"
         if image.device != model.device:
             return f"the image is on {image.device}, the model on {model.device}"
         if not REGISTRY["attention"].op.on_gpu({"E": model.config.head_dim}):
@@ -112,9 +80,10 @@ class GpuEngine(Engine):
         norms = [n for n in (model.norm, model.fc_norm) if isinstance(n, nn.LayerNorm)]
         self._last_norm = norms[0] if norms else None
         self._whole = c.pool == "token" and c.head == "linear" and bool(norms and c.depth)
+        self._fold = Fold(precision, model.dtype)
         with lasting():
-            self._blocks = [self._fold_block(block) for block in model.blocks]
-            self._ends = self._fold_ends()
+            self._blocks = [self._fold.block(block) for block in model.blocks]
+            self._ends = self._fold.ends(model, self._whole, self._last_norm)
             statistics = ((c.mean or (0.0,) * c.channels), (c.std or (1.0,) * c.channels))
             # Results are made like it: in the model's dtype on its device, whatever the defaults.
             self._result = torch.empty(0, dtype=model.dtype, device=model.device)
@@ -132,8 +101,8 @@ class GpuEngine(Engine):
             torch.cuda.synchronize(self.model.device)
         with self._lock, lasting():
             for folded, block in zip(self._blocks, self.model.blocks, strict=True):
-                refill(folded, self._fold_block(block))
-            refill(self._ends, self._fold_ends())
+                refill(folded, self._fold.block(block))
+            refill(self._ends, self._fold.ends(self.model, self._whole, self._last_norm))
             for grid, known in self._grids.items():
                 refill(known, self._positions_of(grid))
         self.note()
@@ -182,7 +151,7 @@ class GpuEngine(Engine):
 
     def logits(self, image: Tensor) -> Tensor:
         if not self._whole:
-            return self.model.forward_head(self.tokens(image))
+            return self.model.after_engine(self.tokens(image))
         image = self.model.feature_map(image)
         return self._run("logits", image, self._result.new_empty(image.shape[0], self._outputs))
 
@@ -192,7 +161,21 @@ class GpuEngine(Engine):
         y = self._result.new_empty(image.shape[0], c.prefix_tokens + patches, c.width)
         return self._run("tokens", image, y)
 
-    def _run(self, want: str, image: Tensor, y: Tensor) -> Tensor:
+    def blocks(
+        self, image: Tensor, take: Sequence[int], stop: int, norm: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        if not stop:
+            return self.model.fused_embed(image, None), []
+        want, c = Wanted(tuple(sorted(set(take))), stop, norm), self.config
+        image = self.model.feature_map(image)
+        down, across = self._grid_of(("", image.shape))
+        shape = (image.shape[0], c.prefix_tokens + down * across, c.width)
+        *kept, last = self._run(want, image, self._result.new_empty(len(want.take) + 1, *shape))
+        if stop - 1 in want.take and not (norm and self._ends.norm is not None):
+            kept[-1] = last  # which is where that block wrote
+        return last, kept
+
+    def _run(self, want: str | Wanted, image: Tensor, y: Tensor) -> Tensor:
         image = stored(image)
         aligned = image.data_ptr() % 16 == 0  # a promise of the binaries
         stream = current_stream(image.get_device()) if image.is_cuda else 0
@@ -225,7 +208,7 @@ class GpuEngine(Engine):
         p, shape = self.config.patch_size, key[1]
         return shape[2] // p, shape[3] // p
 
-    def _plan(self, want: str, image: Tensor, y: Tensor, stream: int | None) -> plan.Plan:
+    def _plan(self, want: str | Wanted, image: Tensor, y: Tensor, stream: int | None) -> plan.Plan:
         """A plan on a stream's arena, which may have to grow; None: with buffers of its own."""
         tf32 = self.precision == "tf32" if self.dtype == torch.float32 else None
         with torch.no_grad():
@@ -252,10 +235,16 @@ class GpuEngine(Engine):
         grid = self._grid_of(("", image.shape))
         rows = B * (c.prefix_tokens + grid[0] * grid[1])
         parts = cdiv(c.width, moments.WIDTH) * rows
-        F = c.mlp_width if c.depth else 0
-        return sizes_of(rows, c.width, F, parts, self.model.dtype, self.dtype)
+        F, some = c.hidden_rows if c.depth else 0, min(c.depth, 1)
+        gated = 0 if c.mlp == "plain" else some * c.mlp_width
+        normalised = some * max(c.attention_norm * c.width, c.mlp_norm * c.mlp_width)
+        return sizes_of(
+            rows, c.width, F, parts, self.model.dtype, self.dtype, gated, normalised
+        )  # fmt: skip
 
-    def start(self, want: str, image: Tensor, y: Tensor, arena: Arena | None = None) -> None:
+    def start(
+        self, want: str | Wanted, image: Tensor, y: Tensor, arena: Arena | None = None
+    ) -> None:
         """Starts every launch of a forward in order, on an arena's buffers or new ones."""
         c = self.config
         grid = self._grid_of((want, image.shape))
@@ -263,16 +252,32 @@ class GpuEngine(Engine):
         buffers = Buffers(arena or Arena(image, self.sizes(image)), B, S, c.width)
         positions = self._of_grid(grid)
         stream, ends = self._embed(image, positions, buffers), self._ends
+        if isinstance(want, Wanted):
+            self._keep_blocks(want, stream, positions, buffers, y)
+            return
         for i, block in enumerate(self._blocks):
             last = i == c.depth - 1
             queries = 1 if last and want == "logits" else S
             result = y if last and want == "tokens" and ends.norm is None else None
-            stream = self._block(block, stream, positions.biases[i], queries, buffers, result)
+            stream = self._block(block, stream, positions.of(i), queries, buffers, result)
         norm = ends.norm if want == "tokens" else ends.last_norm
         if want == "logits" and ends.head is not None:
             self._folded(ends.head, stream, y, "none")
         elif norm is not None:
             layernorm.normalise(stream.x, *norm, y, c.norm_eps)
+
+    def _keep_blocks(
+        self, want: Wanted, stream: Stream, positions: Positions, buffers: Buffers, y: Tensor
+    ) -> None:
+        """Blocks write where their rows are wanted, and the next one reads them there."""
+        norm = self._ends.norm if want.norm else None
+        for i, block in enumerate(self._blocks[: want.stop]):
+            at = want.take.index(i) if i in want.take else None
+            last = i == want.stop - 1
+            result = y[-1] if last else None if at is None or norm is not None else y[at]
+            stream = self._block(block, stream, positions.of(i), buffers.S, buffers, result)
+            if at is not None and norm is not None:
+                layernorm.normalise(stream.x, *norm, y[at], self.config.norm_eps)
 
     def _of_grid(self, grid: tuple[int, int]) -> Positions:
         """Kept, because a captured CUDA graph may read it; what one computes itself is its own."""
@@ -287,7 +292,8 @@ class GpuEngine(Engine):
         prefix, position = self.model.position_rows(*grid)
         biases = [self.model.attention_bias(i, *grid) for i in range(self.config.depth)]
         tables = tuple(None if b is None else b[None] for b in biases)
-        return Positions(_rows(prefix), _rows(position), tables)
+        turns = tuple(rows_of(self.model.rotation(i, grid)) for i in range(self.config.depth))
+        return Positions(rows_of(prefix), rows_of(position), tables, turns)
 
     def _embed(self, image: Tensor, positions: Positions, buffers: Buffers) -> Stream:
         c, ends = self.config, self._ends
@@ -304,14 +310,16 @@ class GpuEngine(Engine):
         return after
 
     def _block(
-        self, block: Block, stream: Stream, bias: Tensor | None, queries: int, buffers: Buffers,
+        self, block: Block, stream: Stream, places: Places, queries: int, buffers: Buffers,
         result: Tensor | None,
     ) -> Stream:  # fmt: skip
-        c = self.config
+        c, (bias, turns) = self.config, places
         qkv = buffers.qkv(c.heads)
         self._folded(block.qkv, stream, qkv, "none")
         if block.qk_norm is not None:
             layernorm.normalise_heads(qkv, *block.qk_norm, c.norm_eps)
+        if turns is not None:
+            rotary_kernels.turn(qkv, turns, qkv, c.rope_half)
         y = buffers.heads(c.heads, queries)
         attention.attend(
             qkv, y, None, bias, c.head_dim**-0.5, 0.0, None, None, queries,
@@ -319,10 +327,15 @@ class GpuEngine(Engine):
         middle = buffers.stream(queries, moments.WIDTH)
         weight, shift, gamma = block.projection
         linear_residual.residual_linear(
-            y.flatten(2), weight, shift, stream.x[:, :queries], gamma, middle.x, middle.parts
-        )
+            self._normalised(block.attention_norm, y.flatten(2), buffers), weight, shift,
+            stream.x[:, :queries], gamma, middle.x, middle.parts,
+        )  # fmt: skip
         hidden = buffers.hidden(block.fc1.weight.shape[0], queries)
-        self._folded(block.fc1, middle, hidden, c.activation)
+        self._folded(block.fc1, middle, hidden, c.activation if c.mlp == "plain" else "none")
+        if c.mlp != "plain":
+            wide, hidden = hidden, buffers.gated(c.mlp_width, queries)
+            swiglu.gated(wide, hidden)
+        hidden = self._normalised(block.mlp_norm, hidden, buffers)
         after = buffers.stream(queries, moments.WIDTH, result)
         weight, shift, gamma = block.fc2
         linear_residual.residual_linear(
@@ -330,52 +343,18 @@ class GpuEngine(Engine):
         )
         return after
 
+    def _normalised(self, norm: Norm | None, rows: Tensor, buffers: Buffers) -> Tensor:
+        """Rows before a Linear that has a LayerNorm of its own there: themselves without it."""
+        if norm is None:
+            return rows
+        y = buffers.normalised(rows)
+        layernorm.normalise(rows, *norm, y, self.config.norm_eps)
+        return y
+
     def _folded(self, linear: Folded, stream: Stream, y: Tensor, activation: str) -> None:
         norm_linear.folded_linear(
             stream.x, stream.parts, stream.width, *linear, y, activation, self.config.norm_eps
         )
-
-    def _fold(self, norm: nn.LayerNorm, linear: nn.Linear) -> Folded:
-        own = (*_norm(norm), linear.weight.detach(), linear.bias)
-        return Folded(*norm_linear.fold(*own, PRECISIONS[self.precision], self.model.dtype))
-
-    def _fold_block(self, block: Any) -> Block:
-        attn, mlp = block.attn, block.mlp
-        qk_norm = (_norm(attn.q_norm), _norm(attn.k_norm)) if self.config.qk_norm else None
-        return Block(
-            self._fold(block.norm1, attn.qkv),
-            qk_norm,
-            self._linear(attn.proj, block.ls1),
-            self._fold(block.norm2, mlp.fc1),
-            self._linear(mlp.fc2, block.ls2),
-        )
-
-    def _linear(self, linear: nn.Linear, scale: nn.Module) -> Linear:
-        """The parameters themselves where the dtype is theirs: a change makes the engine stale."""
-        weight = linear.weight.detach().to(self.dtype).contiguous()
-        return weight, _rows(linear.bias), _rows(getattr(scale, "gamma", None))
-
-    def _fold_ends(self) -> Ends:
-        model, proj, last = self.model, self.model.patch_embed.proj, self._last_norm
-        head = None
-        if self._whole and last is not None and isinstance(model.head, nn.Linear):
-            head = self._fold(last, model.head)
-        filters = proj.weight.detach().to(self.dtype).contiguous()
-        before, after, of_class = map(_norm_or_none, (model.norm_pre, model.norm, last))
-        return Ends(filters, _rows(proj.bias), before, after, of_class, head)
-
-
-def _norm(norm: nn.LayerNorm) -> Norm:
-    return norm.weight.detach().contiguous(), norm.bias.detach().contiguous()
-
-
-def _norm_or_none(norm: nn.Module | None) -> Norm | None:
-    return _norm(norm) if isinstance(norm, nn.LayerNorm) else None
-
-
-def _rows(t: Tensor | None) -> Tensor | None:
-    """As kernels read it: itself where it is contiguous."""
-    return None if t is None else t.detach().contiguous()
 
 
 def _capturing(device: torch.device) -> bool:

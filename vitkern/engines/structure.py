@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from .. import _C
+from ..blocks import ParallelBlock
 from ..layers import Activation, Attention, Dropout, DropPath, Mlp
 
 if TYPE_CHECKING:
@@ -22,12 +23,18 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 _PLAIN = frozenset({nn.Parameter, Tensor, type(None)})  # anything else computes in its own way
 _CALLS_KEPT = 64  # shapes of images, mostly
 # What the operators read of a module; torch's own modules do without some of these.
-NEEDED = {nn.LayerNorm: ("weight", "bias"), nn.Linear: ("weight",), nn.Conv2d: ("weight",)}
+NEEDED = {
+    nn.LayerNorm: ("weight", "bias"), nn.RMSNorm: ("weight",),
+    nn.Linear: ("weight",), nn.Conv2d: ("weight",),
+}  # fmt: skip
 # What else a module's forward depends on, and the findings with it.
 _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     nn.LayerNorm: ("eps",),
+    nn.RMSNorm: ("eps",),
     nn.Conv2d: ("kernel_size", "stride", "padding", "dilation", "groups"),
-    Attention: ("heads", "grid", "prefix"),
+    Attention: ("heads", "grid", "prefix", "rope", "rope_half", "separate"),
+    ParallelBlock: ("heads", "hidden", "rope", "rope_half", "kind"),
+    Mlp: ("kind",),
     Activation: ("name",),
     Dropout: ("p", "training"),
     DropPath: ("p", "training"),
@@ -128,12 +135,13 @@ class Structure:
         if shape != (size, size, (0, 0), (1, 1), 1):
             return f"patch_embed.proj is no projection of {c.patch_size}x{c.patch_size} patches"
         for name, module in self._modules.items():
-            heads = isinstance(module, Attention) and module.heads != c.heads
-            act = name.endswith("mlp.act") and module.name != c.activation
-            if heads or act:
+            heads = isinstance(module, Attention | ParallelBlock) and module.heads != c.heads
+            act = name.startswith("blocks.") and name.endswith(("mlp.act", "mlp_act"))
+            if heads or (act and module.name != c.activation):
                 block = ".".join(name.split(".")[:2])
                 return f"{block} has other heads or another activation than the configuration"
-            if type(module) is nn.LayerNorm and name != "head_norm" and module.eps != c.norm_eps:
+            normed = type(module) in (nn.LayerNorm, nn.RMSNorm) and name != "head_norm"
+            if normed and module.eps != c.norm_eps:
                 return f"{name}.eps is {module.eps}, the configuration's {c.norm_eps}"
             if isinstance(module, Dropout) and module.rate:
                 return f"{name} is in training mode"

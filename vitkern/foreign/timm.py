@@ -5,163 +5,204 @@ timm itself is never imported: its models are recognised by what they have.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import re
+from typing import Any
 
 from torch import nn
 
 from ..config import ViTConfig
+from .timm_blocks import absent, fields_of, refuse, rope_fields
 
-_ACTIVATIONS = {"GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
-_POOLS = {"token": "token", "avg": "mean", "": "none"}
+_POOLS = {"token": "token", "avg": "mean", "map": "map", "": "none"}
+_KINDS = (
+    "VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos", "Beit", "Eva",
+)  # fmt: skip
+_NORMS = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm"}
+# Names of timm's that are not vitkern's. "{i}": a tensor that all blocks share.
+_RENAMED = (
+    (r"(blocks\.\d+)\.gamma_([12])$", r"\1.ls\2.gamma"),
+    (r"rel_pos_bias\.(relative_position_bias_table)$", r"blocks.{i}.attn.\1"),
+    (r"(blocks\.\d+\.attn)\.rel_pos\.(relative_position_bias_table)$", r"\1.\2"),
+    (r"patch_embed\.backbone\.2\.conv\.(weight|bias)$", r"patch_embed.proj.\1"),
+    (r"shared_rel_pos\.(relative_position_bias_table)$", r"blocks.{i}.attn.\1"),
+)
 
 
 def config_of(model: nn.Module) -> ViTConfig:
-    """The configuration of a timm VisionTransformer; a ValueError names what is unsupported."""
+    """The configuration of a timm VisionTransformer or Eva; a ValueError says why not."""
     return _config(model)
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a timm model by vitkern's names; tied ones count twice."""
+    found: dict[str, nn.Parameter] = {}
+    depth = len(getattr(model, "blocks", ()))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        for pattern, ours in _RENAMED:
+            name = re.sub(pattern, ours, name)
+        names = [name.replace("{i}", str(i)) for i in range(depth)] if "{i}" in name else [name]
+        found |= dict.fromkeys(names, parameter)
+    return found
 
 
 def _config(model: Any) -> ViTConfig:
     """`config_of` of what a foreign class has: its attributes are looked for, not declared."""
     kind = type(model).__name__
-    if kind != "VisionTransformer" or not hasattr(model, "blocks"):
-        _refuse(f"a {kind} is not a timm VisionTransformer")
-    if getattr(model, "rope", None) is not None:
-        _refuse("rotary positions are not supported")
-    if getattr(model, "attn_pool", None) is not None:
-        _refuse("attention pooling (map, prr) is not supported")
+    if kind not in _KINDS or not hasattr(model, "blocks"):
+        refuse(f"a {kind} is not a timm VisionTransformer")
     if not len(model.blocks):
-        _refuse("the model has no blocks")
+        refuse("the model has no blocks")
     if type(model.head) not in (nn.Linear, nn.Identity):
-        _refuse(f"the head is a {type(model.head).__name__}, expected a Linear or none")
+        refuse(f"the head is a {type(model.head).__name__}, expected a Linear or none")
     proj, blocks = _patch_projection(model), _blocks(model)
-    class_token, registers = model.cls_token is not None, int(model.num_reg_tokens)
+    class_token, distilled = model.cls_token is not None, kind == "VisionTransformerDistilled"
+    registers = int(model.num_prefix_tokens) - class_token - distilled
+    size, stem = tuple(model.patch_embed.img_size), _stem(model.patch_embed) or "none"
+    channels = proj.in_channels if stem == "none" else model.patch_embed.in_chans
     return ViTConfig(
-        image_size=tuple(model.patch_embed.img_size),
+        image_size=size,
+        crop=stem == "none" and any(s % proj.kernel_size[0] for s in size),
+        stem=stem,
         patch_size=proj.kernel_size[0],
-        channels=proj.in_channels,
+        channels=channels,
         width=model.embed_dim,
         depth=len(model.blocks),
         classes=model.head.out_features if isinstance(model.head, nn.Linear) else 0,
         class_token=class_token,
         registers=registers,
         pool=_pool(model, class_token or registers > 0),
-        position="none" if model.pos_embed is None else "learned",
-        position_covers_prefix=not model.no_embed_class,
-        dynamic_image_size=bool(model.dynamic_img_size),
-        dropout=model.pos_drop.p,
+        position_covers_prefix=not getattr(model, "no_embed_class", False),
+        dynamic_image_size=bool(getattr(model, "dynamic_img_size", False)),
+        head="distilled" if distilled else "linear",
+        dropout=model.pos_drop.p if hasattr(model, "pos_drop") else 0.0,
         head_dropout=model.head_drop.p,
-        drop_path=float(getattr(model.blocks[-1].drop_path1, "drop_prob", 0.0)),
+        drop_path=_drop_path(model.blocks[-1]),
+        **_position(model),
         **_norms(model),
         **blocks,
-        **_pixels(model, proj.in_channels),
+        **rope_fields(model),
+        **_pixels(model, channels),
     )
 
 
 def _patch_projection(model: Any) -> nn.Conv2d:
     embed = model.patch_embed
     proj = getattr(embed, "proj", None)
-    if type(embed).__name__ != "PatchEmbed" or type(proj) is not nn.Conv2d:
-        _refuse(f"patch_embed is a {type(embed).__name__}, expected a plain patch projection")
+    if _stem(embed) == "mci":
+        return embed.backbone[2].conv
+    known = type(embed).__name__ == "PatchEmbed" or _stem(embed)
+    if not known or type(proj) is not nn.Conv2d:
+        refuse(f"patch_embed is a {type(embed).__name__}, expected a plain patch projection")
     if len({*proj.kernel_size, *proj.stride}) != 1:
-        _refuse(f"patches {proj.kernel_size}, stride {proj.stride} are not square and adjacent")
-    if not _absent(embed.norm) or getattr(embed, "dynamic_img_pad", False):
-        _refuse("a norm inside patch_embed and dynamic_img_pad are not supported")
-    if not _absent(model.patch_drop):
-        _refuse("patch dropout is not supported")
-    if (proj.bias is None) != (not _absent(model.norm_pre)):
-        _refuse("the patch projection has a bias exactly when there is no norm_pre")
+        refuse(f"patches {proj.kernel_size}, stride {proj.stride} are not square and adjacent")
+    if not absent(getattr(embed, "norm", None)) or getattr(embed, "dynamic_img_pad", False):
+        refuse("a norm inside patch_embed and dynamic_img_pad are not supported")
+    if not absent(getattr(model, "patch_drop", None)):
+        refuse("patch dropout is not supported")
+    if (proj.bias is None) != (not absent(getattr(model, "norm_pre", None))):
+        refuse("the patch projection has a bias exactly when there is no norm_pre")
     return proj
+
+
+def _stem(embed: Any) -> str:
+    """The stem of vitkern's that a hybrid embedding begins with; "" if it has none of these."""
+    backbone: Any = getattr(embed, "backbone", None)
+    kind = type(backbone).__name__
+    if type(embed).__name__ != "HybridEmbed":
+        return ""
+    if kind == "ResNetV2" and type(backbone.stem.conv).__name__ == "StdConv2dSame":
+        depths = tuple(len(stage.blocks) for stage in backbone.stages)
+        return {(3, 4, 9): "r50", (3, 4, 6, 3): "r50_s32", (2, 2, 2, 2): "r26_s32"}.get(depths, "")
+    if kind == "Sequential" and type(backbone[0]).__name__ == "StdConv2dSame":
+        return "r"
+    if kind == "FeatureListNet" and hasattr(backbone, "layer3") and len(backbone.conv1) == 7:
+        stages = [n for n in ("layer1", "layer2", "layer3", "layer4") if hasattr(backbone, n)]
+        depths = tuple(len(getattr(backbone, n)) for n in stages)
+        names = {(2, 2, 2, 2): "resnet26d", (3, 4, 6, 3): "resnet50d", (3, 4, 6): "resnet50d_s16"}
+        return names.get(depths, "")
+    if kind == "ConvStem" and isinstance(embed.proj, nn.Identity):
+        shapes = [(conv.conv.kernel_size, conv.conv.out_channels) for conv in backbone]
+        return "mci" if shapes[:2] == [((4, 4), 192), ((2, 2), 192)] and len(shapes) == 3 else ""
+    return ""
+
+
+def _position(model: Any) -> dict[str, Any]:
+    first = model.blocks[0]
+    shared = getattr(model, "shared_rel_pos", None) or getattr(model, "rel_pos_bias", None)
+    own = getattr(getattr(first, "attn", None), "rel_pos", None)
+    table = getattr(getattr(first, "attn", None), "relative_position_bias_table", None)
+    absolute = getattr(model, "pos_embed", None) is not None
+    if shared is None and own is None and table is None:
+        return {"position": "learned" if absolute else "none"}
+    if absolute or (shared is not None and (own is not None or table is not None)):
+        refuse("positions of two kinds, absolute and relative or shared and not, together")
+    relative: Any = own if shared is None else shared
+    if type(relative).__name__ != "RelPosMlp":
+        return {"position": "relative"}
+    if relative.mode != "cr":
+        refuse(f"relative positions in mode {relative.mode!r} are not supported")
+    kind = "relative_mlp" if shared is None else "shared_relative_mlp"
+    return {"position": kind, "relative_width": relative.mlp.fc1.out_features}
+
+
+def _drop_path(block: Any) -> float:
+    paths = [m for name, m in block.named_modules() if name.rpartition(".")[2].startswith("drop_")]
+    return max((float(getattr(path, "drop_prob", 0.0)) for path in paths), default=0.0)
 
 
 def _pool(model: Any, prefix: bool) -> str:
     if model.global_pool not in _POOLS:
-        _refuse(f"global_pool={model.global_pool!r} is not supported: token, avg or none")
+        refuse(f"global_pool={model.global_pool!r} is not supported: token, avg, map or none")
+    if model.global_pool == "map":
+        pool = model.attn_pool
+        plain = type(pool).__name__ == "AttentionPoolLatent" and pool.pool == "token"
+        plain = plain and pool.num_heads == model.blocks[0].attn.num_heads
+        plain = plain and pool.pos_embed is None and pool.latent_len == 1 and absent(pool.q_norm)
+        if not plain:
+            refuse("attention pooling is that of SigLIP alone: one query, the model's heads")
     if model.global_pool == "avg" and prefix and getattr(model, "pool_include_prefix", False):
-        _refuse("mean pooling over class and register tokens is not supported")
+        refuse("mean pooling over class and register tokens is not supported")
     return _POOLS[model.global_pool]
 
 
 def _norms(model: Any) -> dict[str, Any]:
-    places = [n for n in ("norm", "fc_norm") if not _absent(getattr(model, n))]
+    places = [n for n in ("norm", "fc_norm") if not absent(getattr(model, n))]
+    pre = getattr(model, "norm_pre", None)
     if len(places) > 1:
-        _refuse("norm and fc_norm together are not supported")
+        refuse("norm and fc_norm together are not supported")
     names = {"norm": "before_pool", "fc_norm": "after_pool"}
     return {
         "final_norm": names[places[0]] if places else "none",
-        "pre_norm": not _absent(model.norm_pre),
-        "norm_eps": _eps(model),
+        "pre_norm": not absent(pre),
+        **_norm_kind(model),
     }
 
 
-def _eps(model: Any) -> float:
-    norms = [model.norm, model.fc_norm, model.norm_pre]
-    for block in model.blocks:
-        norms += [block.norm1, block.norm2, block.attn.q_norm, block.attn.k_norm]
-    found = set()
-    for norm in norms:
-        if _absent(norm):
+def _norm_kind(model: Any) -> dict[str, Any]:
+    """Of every norm: they are of one kind, with one eps."""
+    found: set[tuple[str, float]] = set()
+    for name, norm in model.named_modules():
+        if "norm" not in name.rpartition(".")[2] or absent(norm) or name.startswith("patch_embed"):
             continue
-        if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.bias is None:
-            _refuse(f"a {type(norm).__name__} without the usual weight and bias is not supported")
-        found.add(norm.eps)
+        kind = "LayerNorm" if isinstance(norm, nn.LayerNorm) else type(norm).__name__
+        if kind not in _NORMS or norm.weight is None or getattr(norm, "bias", 0) is None:
+            refuse(f"a {type(norm).__name__} without the usual weight and bias is not supported")
+        found.add((_NORMS[kind], norm.eps))
     if len(found) != 1:
-        _refuse(f"norms with different eps {sorted(found)} are not supported")
-    return found.pop()
+        refuse(f"norms of different kinds or eps {sorted(found)} are not supported")
+    kind, eps = found.pop()
+    return {"norm": kind, "norm_eps": eps}
 
 
 def _blocks(model: Any) -> dict[str, Any]:
-    found = [_block(block, f"blocks.{i}") for i, block in enumerate(model.blocks)]
+    found = [fields_of(block, f"blocks.{i}") for i, block in enumerate(model.blocks)]
     for i, fields in enumerate(found):
         if fields != found[0]:
-            _refuse(f"blocks.{i} differs from blocks.0: {fields} and {found[0]}")
+            refuse(f"blocks.{i} differs from blocks.0: {fields} and {found[0]}")
     return found[0]
-
-
-def _block(block: Any, name: str) -> dict[str, Any]:
-    for part, wanted in (("", "Block"), ("attn", "Attention"), ("mlp", "Mlp")):
-        found = type(getattr(block, part) if part else block).__name__
-        if found != wanted:
-            _refuse(f"{name} has a {found}, expected a plain {wanted}")
-    attn, mlp = block.attn, block.mlp
-    if not _absent(getattr(attn, "norm", None)) or getattr(attn, "gate", None) is not None:
-        _refuse(f"{name}.attn has a norm or gate after attention, which is not supported")
-    if not _absent(getattr(mlp, "norm", None)):
-        _refuse(f"{name}.mlp has a norm inside, which is not supported")
-    linears = {"attn.qkv": attn.qkv, "attn.proj": attn.proj, "mlp.fc1": mlp.fc1, "mlp.fc2": mlp.fc2}
-    for part, linear in linears.items():
-        if type(linear) is not nn.Linear:
-            _refuse(f"{name}.{part} is a {type(linear).__name__}, expected nn.Linear")
-        if part != "attn.qkv" and linear.bias is None:
-            _refuse(f"{name}.{part} without a bias is not supported")
-    act = type(mlp.act).__name__
-    if act == "GELU":
-        act = "gelu" if getattr(mlp.act, "approximate", "none") == "none" else "gelu_tanh"
-    elif act not in _ACTIVATIONS:
-        _refuse(f"{name}.mlp.act is {act}, expected GELU (exact or tanh) or QuickGELU")
-    gamma = getattr(block.ls1, "gamma", None)
-    if (gamma is None) != (getattr(block.ls2, "gamma", None) is None):
-        _refuse(f"{name} has one LayerScale, expected two or none")
-    return {
-        "heads": attn.num_heads,
-        "mlp_width": mlp.fc1.out_features,
-        "qkv_bias": attn.qkv.bias is not None,
-        "qk_norm": not _absent(attn.q_norm),
-        "layer_scale": None if gamma is None else float(getattr(block.ls1, "init_values", 1e-5)),
-        "activation": _ACTIVATIONS.get(act, act),
-        "attention_dropout": attn.attn_drop.p,
-        "projection_dropout": attn.proj_drop.p,
-    }
 
 
 def _pixels(model: Any, channels: int) -> dict[str, Any]:
     known = getattr(model, "pretrained_cfg", None) or {}
     stats = {n: known.get(n) for n in ("mean", "std")}
     return stats if all(v and len(v) == channels for v in stats.values()) else {}
-
-
-def _absent(module: nn.Module | None) -> bool:
-    return module is None or isinstance(module, nn.Identity)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"timm.config_of: {message}")

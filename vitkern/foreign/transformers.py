@@ -1,4 +1,4 @@
-"""transformers' live encoders (ViT, DeiT, DINOv2, CLIP, SigLIP), read as a ViT's parameters.
+"""transformers' live encoders (ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP), read as a ViT.
 
 transformers is not imported to read them: its models are recognised by class and module names. The
 names of their parts are those of its version 5.
@@ -21,8 +21,11 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "quick_gelu": "quick_gelu",
+    "silu": "silu",
+    "swish": "silu",
 }
 _ENCODERS = {
+    "DINOv3ViTModel",
     "ViTModel", "DeiTModel", "Dinov2Model", "Dinov2WithRegistersModel", "CLIPVisionModel",
     "CLIPVisionTransformer", "SiglipVisionModel", "SiglipVisionTransformer",
 }  # fmt: skip
@@ -42,7 +45,7 @@ def is_transformers(model: nn.Module) -> bool:
 def _read(encoder: Any) -> Reading:
     try:
         config = _config(encoder)
-        parameters = {**_ends(encoder, config), **_blocks(encoder)}
+        parameters = {**_ends(encoder, config), **_blocks(encoder, config)}
     except AttributeError as error:
         _refuse(f"a {type(encoder).__name__} of this version of transformers: {error}")
     return Reading(config, parameters, _finish)
@@ -51,6 +54,8 @@ def _read(encoder: Any) -> Reading:
 def _layers(encoder: Any) -> Any:
     if hasattr(encoder, "layers"):
         return encoder.layers
+    if hasattr(encoder, "model"):  # DINOv3
+        return encoder.model.layer
     return encoder.encoder.layers if hasattr(encoder.encoder, "layers") else encoder.encoder.layer
 
 
@@ -60,8 +65,6 @@ def _config(encoder: Any) -> ViTConfig:
     act = c.hidden_act
     if act not in _ACTIVATIONS:
         _refuse(f"{name} has the activation {act!r}, expected one of {', '.join(_ACTIVATIONS)}")
-    if getattr(c, "use_swiglu_ffn", False):
-        _refuse(f"{name} has a gated MLP (SwiGLU), which is not supported")
     proj, size = _projection(e), c.image_size
     patch = proj.kernel_size[0]
     if len({*proj.kernel_size, *proj.stride}) != 1:
@@ -75,23 +78,58 @@ def _config(encoder: Any) -> ViTConfig:
         width=c.hidden_size,
         depth=len(layers),
         heads=c.num_attention_heads,
-        mlp_width=layers[0].mlp.fc1.out_features if len(layers) else c.hidden_size,
         classes=0,
         class_token=_class_token(e) is not None,
         registers=sum(token.shape[1] for token in _registers(e)),
         pool="none",
-        qkv_bias=getattr(c, "qkv_bias", True),
-        layer_scale=1.0 if name.startswith("Dinov2") else None,
+        layer_scale=1.0 if name.startswith(("Dinov2", "DINOv3")) else None,
         pre_norm=clip,
         final_norm="none" if clip else "before_pool",
         norm_eps=c.layer_norm_eps,
-        activation=_ACTIVATIONS[act],
+        **_mlp(layers, _ACTIVATIONS[act], c.hidden_size),
+        **_attention(c, name),
     )
+
+
+def _mlp(layers: Any, activation: str, width: int) -> dict[str, Any]:
+    if not len(layers):
+        return {"mlp_width": width, "activation": activation}
+    first = _first_layers(layers[0].mlp)
+    if len(first) == 1:
+        return {"mlp_width": first["mlp.fc1"].out_features, "activation": activation}
+    gates = first["mlp.fc1_g"].out_features
+    return {"mlp": "swiglu_split", "mlp_width": gates, "activation": "silu"}
+
+
+def _first_layers(mlp: Any) -> dict[str, Any]:
+    """What makes the hidden rows, by vitkern's names: one layer, or a gate and what it is of."""
+    if hasattr(mlp, "gate_proj"):
+        return {"mlp.fc1_g": mlp.gate_proj, "mlp.fc1_x": mlp.up_proj}
+    return {"mlp.fc1": mlp.up_proj if hasattr(mlp, "up_proj") else mlp.fc1}
+
+
+def _attention(c: Any, name: str) -> dict[str, Any]:
+    """Which biases there are, and DINOv3's rotary positions."""
+    if not name.startswith("DINOv3"):
+        return {"qkv_bias": getattr(c, "qkv_bias", True)}
+    if c.query_bias != c.value_bias or not c.proj_bias or not c.mlp_bias:
+        _refuse(f"{name} has other biases than its published models")
+    return {
+        "qkv_bias": c.query_bias,
+        "key_bias": c.key_bias or not c.query_bias,
+        "separate_qkv": True,
+        "position": "none",
+        "rope": "dinov3",
+        "rope_temperature": float(c.rope_theta),
+        "rope_half": True,
+    }
 
 
 def _projection(embeddings: Any) -> nn.Conv2d:
     if hasattr(embeddings, "patch_embedding"):
         return embeddings.patch_embedding
+    if isinstance(embeddings.patch_embeddings, nn.Conv2d):  # DINOv3
+        return embeddings.patch_embeddings
     return embeddings.patch_embeddings.projection
 
 
@@ -104,7 +142,8 @@ def _class_token(embeddings: Any) -> Tensor | None:
 def _registers(embeddings: Any) -> list[Tensor]:
     """DeiT's distillation token is one, with a position of its own; DINOv2's have none."""
     names = ("distillation_token", "register_tokens")
-    return [getattr(embeddings, name) for name in names if hasattr(embeddings, name)]
+    found = [getattr(embeddings, name) for name in names if hasattr(embeddings, name)]
+    return [token for token in found if token.shape[1]]
 
 
 def _ends(encoder: Any, config: ViTConfig) -> dict[str, Tensor]:
@@ -118,6 +157,8 @@ def _ends(encoder: Any, config: ViTConfig) -> dict[str, Tensor]:
         named["cls_token"] = token
     if registers:
         named["reg_token"] = registers[0]
+    if config.position == "none":
+        return named | affine("norm", encoder.norm)
     if hasattr(e, "position_embedding"):
         position = e.position_embedding.weight[None]
     else:
@@ -135,7 +176,7 @@ def _ends(encoder: Any, config: ViTConfig) -> dict[str, Tensor]:
     return named
 
 
-def _blocks(encoder: Any) -> dict[str, Tensor]:
+def _blocks(encoder: Any, config: ViTConfig) -> dict[str, Tensor]:
     named: dict[str, Tensor] = {}
     for i, layer in enumerate(_layers(encoder)):
         at = f"blocks.{i}."
@@ -148,16 +189,25 @@ def _blocks(encoder: Any) -> dict[str, Tensor]:
         out = attention.out_proj if hasattr(attention, "out_proj") else attention.o_proj
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         _check_norms(i, norms, encoder.config.layer_norm_eps)
-        _check_activation(i, layer.mlp, encoder.config.hidden_act)
-        linears = (*parts, out, layer.mlp.fc1, layer.mlp.fc2)
+        gated = config.mlp != "plain"
+        _check_activation(i, layer.mlp, "silu" if gated else encoder.config.hidden_act)
+        first = _first_layers(layer.mlp)
+        fc2 = layer.mlp.down_proj if hasattr(layer.mlp, "down_proj") else layer.mlp.fc2
+        linears = (*parts, out, *first.values(), fc2)
         if any(type(linear) is not nn.Linear for linear in linears):
             _refuse(f"layer {i} has another module than nn.Linear; merge adapters first")
         named |= affine(f"{at}norm1", norms[0]) | affine(f"{at}norm2", norms[1])
-        named[f"{at}attn.qkv.weight"] = torch.cat([part.weight for part in parts])
-        if parts[0].bias is not None:
-            named[f"{at}attn.qkv.bias"] = torch.cat([part.bias for part in parts])
-        named |= affine(f"{at}attn.proj", out)
-        named |= affine(f"{at}mlp.fc1", layer.mlp.fc1) | affine(f"{at}mlp.fc2", layer.mlp.fc2)
+        if config.separate_qkv:
+            for key, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
+                biased = affine(f"{at}attn.{key}", part)
+                named |= {name: value for name, value in biased.items() if value is not None}
+        else:
+            named[f"{at}attn.qkv.weight"] = torch.cat([part.weight for part in parts])
+            if parts[0].bias is not None:
+                named[f"{at}attn.qkv.bias"] = torch.cat([part.bias for part in parts])
+        named |= affine(f"{at}attn.proj", out) | affine(f"{at}mlp.fc2", fc2)
+        for key, linear in first.items():
+            named |= affine(f"{at}{key}", linear)
         if hasattr(layer, "layer_scale1"):
             named[f"{at}ls1.gamma"] = layer.layer_scale1.lambda1
             named[f"{at}ls2.gamma"] = layer.layer_scale2.lambda1
@@ -173,8 +223,9 @@ def _check_norms(layer: int, norms: list[Any], eps: float) -> None:
 def _check_activation(layer: int, mlp: Any, name: str) -> None:
     """The module itself: the configuration may say what somebody replaced."""
     known = sys.modules["transformers.activations"].ACT2FN[name]
-    if type(mlp.activation_fn) is not type(known):
-        kind = type(mlp.activation_fn).__name__
+    own = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+    if type(own) is not type(known):
+        kind = type(own).__name__
         _refuse(f"layer {layer} has the activation {kind}, its configuration says {name}")
 
 
@@ -183,7 +234,7 @@ def _finish(encoder: Any, tokens: Tensor) -> Any:
     name = type(encoder).__name__
     if name.startswith("CLIP"):
         pooled = encoder.post_layernorm(tokens[:, 0])
-    elif name.startswith("Dinov2"):
+    elif name.startswith(("Dinov2", "DINOv3")):
         pooled = tokens[:, 0]
     else:
         head = getattr(encoder, "head" if name.startswith("Siglip") else "pooler", None)

@@ -20,6 +20,8 @@ def activate(x, NAME: tl.constexpr):
         return x * tl.sigmoid(_TANH_SCALE * (x + _TANH_CUBE * x * x * x))
     elif NAME == "quick_gelu":
         return x * tl.sigmoid(_QUICK * x)
+    elif NAME == "silu":
+        return x * tl.sigmoid(x)
     elif NAME == "tanh":
         return libdevice.tanh(x)
     else:
@@ -45,6 +47,9 @@ def derivative(x, NAME: tl.constexpr):
     elif NAME == "quick_gelu":
         s, slope = _sigmoid_and_slope(_QUICK * x)
         return s + _QUICK * x * slope
+    elif NAME == "silu":
+        s, slope = _sigmoid_and_slope(x)
+        return s + x * slope
     elif NAME == "tanh":
         y = libdevice.tanh(x)
         return 1.0 - y * y

@@ -50,6 +50,7 @@ TABLE["layernorm_forward"] = (
     Row({"BM": 1}, 8, 1, "one long row over eight warps"),
 )
 TABLE["heads_norm"] = (Row({"BM": 32}, 4, 1, "16 elements a thread of heads of 64 channels"),)
+TABLE["rotary"] = (Row({"BM": 32}, 4, 1, "16 elements a thread of heads of 64 channels"),)
 TABLE["layernorm_backward"] = (
     Row({"BM": 4}, 4, 1, "as the forward", upto={"D": 512}),
     Row({"BM": 1}, 4, 1, "x, grad and two sums of 2048 in 64 registers a thread", upto={"D": 2048}),

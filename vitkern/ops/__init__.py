@@ -8,6 +8,8 @@ from .linear_residual import linear_residual
 from .mlp import mlp
 from .norm_linear import norm_linear
 from .patch_embed import patch_embed
+from .rotary import rotary
+from .swiglu import swiglu
 
 __all__ = [
     "ACTIVATIONS",
@@ -20,4 +22,6 @@ __all__ = [
     "mlp",
     "norm_linear",
     "patch_embed",
+    "rotary",
+    "swiglu",
 ]

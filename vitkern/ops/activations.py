@@ -1,7 +1,7 @@
 """The activations an epilogue can apply, and their derivatives, in plain torch.
 
-GELU is the exact erf one, `gelu_tanh` its tanh approximation, and `quick_gelu` is
-x * sigmoid(1.702 x).
+GELU is the exact erf one, `gelu_tanh` its tanh approximation, `quick_gelu` is
+x * sigmoid(1.702 x), and `silu` x * sigmoid(x).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ACTIVATIONS = ("none", "gelu", "gelu_tanh", "quick_gelu", "tanh")
+ACTIVATIONS = ("none", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh")
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -30,9 +30,10 @@ def backward(name: str, grad: Tensor, pre: Tensor) -> Tensor:
         return grad
     if name in ("gelu", "gelu_tanh"):
         return torch.ops.aten.gelu_backward(grad, pre, approximate=_APPROXIMATE[name])
-    if name == "quick_gelu":
-        s = torch.sigmoid(1.702 * pre)
-        return grad * (s + 1.702 * pre * s * (1 - s))
+    if name in ("quick_gelu", "silu"):
+        rate = 1.702 if name == "quick_gelu" else 1.0
+        s = torch.sigmoid(rate * pre)
+        return grad * (s + rate * pre * s * (1 - s))
     return grad * (1 - torch.tanh(pre).square())
 
 
@@ -42,5 +43,6 @@ _FORWARD: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
     "tanh": torch.tanh,
 }

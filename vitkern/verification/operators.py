@@ -16,7 +16,7 @@ from ..registry import Axes, OpSpec, resolve
 
 Inputs = Mapping[str, Tensor]
 # Gradients that the CPU has no kernel for: PyTorch computes them (cpu_backward.py).
-NOT_NATIVE = {"image", "attention.bias"}
+NOT_NATIVE = {"image", "attention.bias", "rotary.table"}
 
 
 def differentiable(spec: OpSpec, inputs: Inputs) -> list[str]:

@@ -14,7 +14,7 @@ from .layouts.base import Checkpoint, Layout, Refused, Rule, Shape
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SHOWN = 5  # names of each kind in an error
-HEADS = ("head.", "head_norm.", "pre_logits.")  # vitkern's own
+HEADS = ("head.", "head_norm.", "head_dist.", "pre_logits.")  # vitkern's own
 
 
 @dataclass
@@ -63,6 +63,8 @@ def read(
     used: set[tuple[bool, str]] = set()
     rules = _by_ours(layout.expanded(config))
     for ours, shape in wanted.items():
+        if ours not in rules and layout.own_names:
+            rules[ours] = [Rule(ours, (ours,))]
         rule = _present(rules.get(ours, []), c)
         if rule is None:
             first = rules[ours][0] if ours in rules else Rule(ours, (ours,))
@@ -98,9 +100,9 @@ def write(layout: Layout, state: Mapping[str, Tensor], config: ViTConfig) -> dic
     prefix, written = layout.export_prefix(config), {}
     rules = _by_ours(layout.expanded(config))
     for ours, tensor in state.items():
-        if ours not in rules:
+        if ours not in rules and not layout.own_names:
             raise Refused(f"it has no place for {ours}")
-        rule = rules[ours][0]
+        rule = rules[ours][0] if ours in rules else Rule(ours, (ours,))
         for name, part in zip(rule.theirs, rule.split(tensor), strict=False):
             if part is not None:
                 written[name if rule.outside else prefix + name] = part.contiguous()

@@ -31,8 +31,6 @@ def load(
     Files are read without running code from them (safetensors, or torch's weights_only).
     """
     state = files.unwrapped(source, "timm.load") if isinstance(source, Mapping) else read(source)
-    if "dist_token" in state:
-        raise ValueError("timm.load: a distilled DeiT (dist_token, two heads) is not supported")
     found = classes(state, "timm.load")
     if found and model.config.classes and found != model.config.classes:
         raise ValueError(

@@ -35,8 +35,8 @@ EXACT = set(
     lift_fresh logical_and logical_not logical_or lt masked_fill max max_pool2d_with_indices
     maximum min minimum mul mul_ ne neg new_empty new_empty_strided new_zeros nll_loss_backward
     nll_loss_forward ones_like permute pow reciprocal relu repeat rsqrt rsub scalar_tensor
-    select select_backward slice slice_backward split split_with_sizes sqrt square squeeze stack
-    sub t transpose unbind unsqueeze view where zero_ zeros zeros_like""".split()
+    select select_backward sign slice slice_backward split split_with_sizes sqrt square squeeze
+    stack sub t transpose unbind unsqueeze view where zero_ zeros zeros_like""".split()
 )
 HANDLERS: dict[object, Callable] = {}
 
@@ -108,6 +108,7 @@ def _add_product(c, a, b, *, beta=1, alpha=1):
 def _rows(image: Tensor, weight: Tensor) -> Tensor:
     """Patches of an image as rows: (B, N, C * py * px)."""
     (B, C, Y, X), (py, px) = image.shape, weight.shape[2:]
+    image = image[:, :, : Y // py * py, : X // px * px]  # what is left over is not read
     patches = image.reshape(B, C, Y // py, py, X // px, px)
     return patches.permute(0, 2, 4, 1, 3, 5).reshape(B, -1, C * py * px)
 
@@ -258,6 +259,17 @@ def _cdf(x: Tensor, approximate: str) -> Tensor:
 @handles(aten.gelu)
 def _gelu(x, *, approximate="none"):
     return (x.float() * _cdf(x.float(), approximate)).to(x.dtype)
+
+
+@handles(aten.silu)
+def _silu(x):
+    return (x.float() / (1 + _exact(torch.exp)(-x.float()))).to(x.dtype)
+
+
+@handles(aten.silu_backward)
+def _silu_backward(grad, x):
+    gate = _exact(torch.sigmoid)(x.float())
+    return (grad.float() * (gate * (1 + x.float() * (1 - gate)))).to(x.dtype)
 
 
 @handles(aten.gelu_backward)

@@ -23,7 +23,21 @@ constexpr int64_t C = 3, p = 4, Y = 12, X = 8, D = 30, H = 3, F = 50, T = 2, kCl
 constexpr float kElements[4] = {1, 2, 3, 4};
 
 EngineConfig config(const Case& c) {
-  return {C, p, p, D, H, F, kDepth, 1e-6f, Activation::gelu, c.precision()};
+  return {C,
+          p,
+          p,
+          D,
+          H,
+          F,
+          kDepth,
+          1e-6f,
+          Activation::gelu,
+          false,
+          0,
+          false,
+          c.precision(),
+          NormKind::layer,
+          Order::pre_norm};
 }
 
 // A tiny ViT of random weights, not finished.
@@ -74,9 +88,14 @@ struct Buffers {
             .mean = nullptr,
             .std = nullptr,
             .biases = {bias.f.data(), bias.f.data()},
+            .turns = {},
             .pool = Pool::token,
             .head = true,
-            .y = y.f.data()};
+            .y = y.f.data(),
+            .blocks = kDepth,
+            .norm = true,
+            .kept = {},
+            .norm_kept = false};
   }
 };
 
@@ -117,6 +136,11 @@ void refused_inputs(const Case& c, const Engine& engine) {
       {"mean", [](EngineInput& in) { in.mean = kElements; }},
       {"one bias", [](EngineInput& in) { in.biases.pop_back(); }},
       {"null bias", [](EngineInput& in) { in.biases[1] = nullptr; }},
+      {"blocks < 0", [](EngineInput& in) { in.blocks = -1; }},
+      {"blocks", [](EngineInput& in) { in.blocks = kDepth + 1; }},
+      {"kept, pooled", [](EngineInput& in) { in.kept = {in.y, nullptr}; }},
+      {"one kept", [](EngineInput& in) { in.pool = Pool::tokens, in.kept = {in.y}; }},
+      {"turns", [](EngineInput& in) { in.turns = in.biases; }},
   };
   Buffers buffers(3);
   for (const auto& [what, change] : bad) {

@@ -13,7 +13,21 @@ namespace {
 
 // One channel, patches of 1 x K pixels: token m is row m of the image times the weight (N, K).
 EngineConfig one_layer(int64_t N, int64_t K) {
-  return {1, 1, K, N, 1, 1, 0, 1e-6f, Activation::gelu, Precision::int8};
+  return {1,
+          1,
+          K,
+          N,
+          1,
+          1,
+          0,
+          1e-6f,
+          Activation::gelu,
+          false,
+          0,
+          false,
+          Precision::int8,
+          NormKind::layer,
+          Order::pre_norm};
 }
 
 struct QuantisedRow {
@@ -61,9 +75,14 @@ void test_int8(const Case& c, int64_t M, int64_t K, int64_t N, bool largest) {
                   .mean = nullptr,
                   .std = nullptr,
                   .biases = {},
+                  .turns = {},
                   .pool = Pool::tokens,
                   .head = false,
-                  .y = y.f.data()});
+                  .y = y.f.data(),
+                  .blocks = 0,
+                  .norm = true,
+                  .kept = {},
+                  .norm_kept = false});
   bool same = true;
   for (int64_t m = 0; m < M; ++m) {
     const QuantisedRow row = quantised(image.f.data() + m * K, K);

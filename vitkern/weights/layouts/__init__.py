@@ -8,6 +8,7 @@ from .base import Layout
 from .beit import Beit
 from .dino import Dino
 from .dinov2 import Dinov2
+from .eva import Eva
 from .hf_beit import HfBeit
 from .hf_clip import HfClip
 from .hf_dinov2 import HfDinov2
@@ -22,7 +23,7 @@ from .torchvision import Torchvision
 
 LAYOUTS: tuple[Layout, ...] = (
     Timm(), Torchvision(), HfViT(), HfDeiT(), HfDinov2(), HfBeit(), HfClip(), HfSiglip(),
-    HfDinov3(), Jax(), Beit(), Dino(), Dinov2(), Mae(), OpenClip(),
+    HfDinov3(), Jax(), Eva(), Beit(), Dino(), Dinov2(), Mae(), OpenClip(),
 )  # fmt: skip
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 

@@ -25,6 +25,18 @@ Shape = tuple[int, ...]
 Join = Callable[[Sequence[Tensor], Shape], Tensor]  # their tensors and our shape -> ours
 Split = Callable[[Tensor], Sequence[Tensor | None]]  # ours -> theirs; None: another rule's
 
+# What most layouts cannot say, and would lose without a word: fields and their usual values.
+PLAIN: dict[str, Any] = {
+    "rope": "none",
+    "mlp": "plain",
+    "mlp_norm": False,
+    "attention_norm": False,
+    "key_bias": True,
+    "separate_qkv": False,
+    "block": "pre_norm",
+    "norm": "layernorm",
+}
+
 # Widths that no variant of the paper has, as published: SigLIP So400m, OpenCLIP bigG, ViT-e.
 OTHER_HEADS = {1152: 16, 1664: 16, 1792: 16}
 
@@ -183,7 +195,9 @@ class Layout:
     ignored = r"(?!)"  # names that a forward never reads
     elsewhere = r"(?!)"  # the same of names outside the prefix: another tower
     head = r"classifier\."  # names, on either side, that are not read where the head is left out
+    own_names = False  # whether vitkern's names are the layout's where no rule says otherwise
     spellings: tuple[tuple[str, str], ...] = ()  # regular expressions and what to write instead
+    holds: tuple[str, ...] = ()  # fields of PLAIN that it can say otherwise
 
     # -- detection --
 
@@ -244,6 +258,13 @@ class Layout:
     def export_refusal(self, config: ViTConfig) -> str:
         """Why a configuration cannot be written in this layout; "" if it can."""
         return "there is no export to it"
+
+    def unwritable(self, config: ViTConfig) -> str:
+        """Why a configuration cannot be written: what it has beyond a plain block comes first."""
+        plain = {name: value for name, value in PLAIN.items() if name not in self.holds}
+        if not config.qkv_bias:
+            plain.pop("key_bias", None)
+        return unlike(config, **plain) or self.export_refusal(config)
 
     def export_prefix(self, config: ViTConfig) -> str:
         return ""

@@ -9,6 +9,7 @@ from .timm import Timm
 
 
 class Dino(Timm):
+    holds = ()
     name, title = "dino", "DINO's training checkpoint"
     marks = Timm.marks
     unmarked = r"decoder_|register_tokens|mask_token"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import ViTConfig
-from .base import Checkpoint, Rule, heads_of, patch_fields, place_fields, unlike
+from .base import Checkpoint, Rule, heads_of, pairs, patch_fields, place_fields, unlike
 from .registers import folded
 from .timm import Timm
 
 
 class Dinov2(Timm):
+    holds = ("mlp",)
     name, title = "dinov2", "DINOv2's own layout"
     marks = (*Timm.marks, r"mask_token|register_tokens", r"blocks\.0\.ls1\.gamma")
     unmarked = r"decoder_|head\.(mlp|last_layer)"
@@ -25,7 +26,7 @@ class Dinov2(Timm):
         rows = c.size("pos_embed", 1, 0)
         return {
             **found,
-            **self.block_fields(c, D, heads_of(D, depth)),
+            **self.block_fields(c, D, D // 64 if D == 1536 else heads_of(D, depth)),  # giant: 24
             "depth": depth,
             "image_size": place_fields(c, rows, (1,), p)[1],
             "registers": registers,
@@ -34,9 +35,15 @@ class Dinov2(Timm):
         }
 
     def rules(self, config: ViTConfig) -> list[Rule]:
-        replaced = ("cls_token", "reg_token", "pos_embed")
+        replaced: tuple[str, ...] = ("cls_token", "reg_token", "pos_embed")
+        gated: list[Rule] = []
+        if config.mlp == "swiglu":
+            gated += pairs("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.w12")
+            gated += pairs("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.w3")
+            replaced += tuple(rule.ours for rule in gated)
         return [
             *(rule for rule in super().rules(config) if rule.ours not in replaced),
+            *gated,
             *folded(config, "cls_token", "pos_embed"),
             Rule("reg_token", ("register_tokens",)),
         ]

@@ -32,6 +32,30 @@ def _convolution(parts: Sequence[Tensor], shape: Shape) -> Tensor:
     return weight.view(D, p, p, C).permute(0, 3, 1, 2).contiguous()
 
 
+def _has_pool(c: Checkpoint) -> bool:
+    return "head.probe" in c.tensors
+
+
+def _pool_rules() -> list[Rule]:
+    """The MAP head, whose query, key and value are one matrix there, two here."""
+
+    def query(parts: Sequence[Tensor], shape: Shape) -> Tensor:
+        return parts[0][: len(parts[0]) // 3]
+
+    def others(parts: Sequence[Tensor], shape: Shape) -> Tensor:
+        return parts[0][len(parts[0]) // 3 :]
+
+    rules = [Rule("attn_pool.latent", ("head.probe",))]
+    for part in ("weight", "bias"):
+        theirs = (f"head.attention.in_proj_{part}",)
+        rules += [Rule(f"attn_pool.q.{part}", theirs, query)]
+        rules += [Rule(f"attn_pool.kv.{part}", theirs, others)]
+    names = {"proj": "attention.out_proj", "norm": "layernorm", "mlp.fc1": "mlp.fc1"}
+    for ours, name in {**names, "mlp.fc2": "mlp.fc2"}.items():
+        rules += pairs(f"attn_pool.{ours}", f"head.{name}")
+    return rules
+
+
 class HfSiglip(HuggingFace):
     name, title = "hf_siglip", "Hugging Face's SigLIP vision tower"
     kinds = ("siglip_vision_model", "siglip2_vision_model", "siglip", "siglip2")
@@ -43,12 +67,8 @@ class HfSiglip(HuggingFace):
     unmarked = r"embeddings\.class_embedding"
     ignored = r"embeddings\.position_ids|head\."
     elsewhere = r"text_model\.|logit_scale|logit_bias"
-    head = r"head\.|classifier\."
+    head = r"classifier\."
     default_activation, default_eps = "gelu_pytorch_tanh", 1e-6
-
-    def head_refusal(self, c: Checkpoint) -> str:
-        pooled = "head.probe" in c.tensors and "classifier.weight" not in c.outside
-        return "attention pooling (the MAP head)" if pooled else ""
 
     def fields(self, c: Checkpoint) -> dict[str, Any]:
         rows = c.size("embeddings.position_embedding.weight", 0, 0)
@@ -69,7 +89,8 @@ class HfSiglip(HuggingFace):
             "depth": depth,
             "mlp_width": mlp[0] if mlp else 4 * found["width"],
             "class_token": False,
-            "pool": "none" if head is None else "mean",
+            # A classifier is of the mean; its file may hold the pool all the same.
+            "pool": "mean" if head is not None else "map" if _has_pool(c) else "none",
             "classes": 0 if head is None or not head.ndim else head.shape[0],
         }
 
@@ -80,6 +101,7 @@ class HfSiglip(HuggingFace):
             Rule("patch_embed.proj.bias", ("embeddings.patch_embedding.bias",)),
             *pairs("norm", "post_layernorm"),
             *pairs("head", "classifier", outside=True),
+            *(_pool_rules() if config.pool == "map" else []),
         ]
 
     def export_refusal(self, config: ViTConfig) -> str:

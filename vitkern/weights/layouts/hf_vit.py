@@ -103,7 +103,8 @@ class HfViT(HuggingFace):
 
 
 class HfDeiT(HfViT):
-    """The distillation token is a register with a position; its classifier is not read yet."""
+    """With both classifiers, or with that of the class token alone: then the distillation token is
+    a register with a position."""
 
     name, title = "hf_deit", "Hugging Face's DeiT"
     kinds = ("deit",)
@@ -112,13 +113,31 @@ class HfDeiT(HfViT):
     head = r"classifier\.|pooler\.|(cls|distillation)_classifier\."
     tokens = 2
 
-    def head_refusal(self, c: Checkpoint) -> str:
-        two = "distillation_classifier.weight" in c.outside
-        return "the distillation token's second head" if two else ""
+    def fields(self, c: Checkpoint) -> dict[str, Any]:
+        two = {"head": "distilled", "registers": 0, "representation_size": None}
+        return super().fields(c) | (two if "distillation_classifier.weight" in c.outside else {})
 
     def classifier(self, c: Checkpoint) -> tuple[int, ...]:
         found = c.outside.get("classifier.weight", c.outside.get("cls_classifier.weight"))
         return () if found is None else tuple(found.shape)
 
     def rules(self, config: ViTConfig) -> list[Rule]:
-        return [*super().rules(config), Rule("reg_token", ("embeddings.distillation_token",))]
+        token, rules = ("embeddings.distillation_token",), super().rules(config)
+        if config.head != "distilled":
+            return [*rules, Rule("reg_token", token), *pairs("head", "cls_classifier", True)]
+        rules = [rule for rule in rules if not rule.ours.startswith("head.")]
+        rules += [*pairs("head", "cls_classifier", True), Rule("dist_token", token)]
+        return [*rules, *pairs("head_dist", "distillation_classifier", True)]
+
+    def export_refusal(self, config: ViTConfig) -> str:
+        if config.head != "distilled":
+            return super().export_refusal(config)
+        if not config.classes:
+            return "two heads without classes"
+        return super().export_refusal(config.replace(head="linear", registers=1))
+
+    def export_config(self, config: ViTConfig) -> dict[str, Any]:
+        about = super().export_config(config)
+        if config.head == "distilled":
+            about["architectures"] = ["DeiTForImageClassificationWithTeacher"]
+        return about

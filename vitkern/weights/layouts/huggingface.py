@@ -16,8 +16,15 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
+    "silu": "silu",
+    "swish": "silu",
 }
-THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu"}
+THEIR_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "quick_gelu": "quick_gelu",
+    "silu": "silu",
+}
 
 SPELLINGS = (
     (r"(?<!encoder\.)\blayers\.([0-9]+)\.(?=attention\.|mlp\.|layernorm|lambda_|relative)",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...config import ViTConfig
+from ...config import STEMS, ViTConfig
 from .base import (
     Checkpoint,
     Layout,
@@ -27,6 +27,10 @@ from .base import (
 STEM = "Transformer/encoderblock_"
 ATTENTION = "MultiHeadDotProductAttention_0"
 POSITIONS = "pos_embedding"
+# Blocks of each stage of a hybrid's ResNet: its name in ViTConfig.
+STEM_OF = {
+    (): "r", (3, 4, 9): "r50", (3, 4, 6, 3): "r50_s32", (2, 2, 2, 2): "r26_s32",
+}  # fmt: skip
 
 
 class Jax(Layout):
@@ -54,8 +58,9 @@ class Jax(Layout):
         return c
 
     def refusal(self, c: Checkpoint) -> str:
-        hybrid = any(re.match(r"conv_root/|block[0-9]+/unit", name) for name in c.tensors)
-        return "the hybrid's ResNet stem" if hybrid else ""
+        depths = _depths(c)
+        known = depths is None or depths in STEM_OF
+        return "" if known else f"a ResNet of {depths} blocks as its stem"
 
     def head_refusal(self, c: Checkpoint) -> str:
         pooled = any(name.startswith("MAPHead_0/") for name in c.tensors)
@@ -66,16 +71,22 @@ class Jax(Layout):
         if len(patch) != 4 or patch[0] != patch[1]:
             raise ValueError(f"{self.anchor} has shape {patch}, expected (p, p, channels, width)")
         p, _, C, D = patch
+        depths = _depths(c)
+        stem = "none" if depths is None else STEM_OF[depths]
+        if depths is not None:
+            C = c.size("conv_root/kernel", 2, 3)
         depth, query = c.count(STEM), c.shape(f"{STEM}0/{ATTENTION}/query/kernel")
         mlp, token = c.shape(f"{STEM}0/MlpBlock_0/Dense_0/kernel"), "cls" in c.tensors
         rows, size = c.shape(POSITIONS), c.said.get("image_size", 224)
         prefix = 0
         if len(rows) == 3:
-            prefix, size = place_fields(c, rows[1], (1, 0) if token else (0,), p)
+            side = p * STEMS[stem].stride
+            prefix, size = place_fields(c, rows[1], (1, 0) if token else (0,), side)
         hidden, head = c.shape("pre_logits/kernel"), c.shape("head/kernel")
         return {
             "image_size": size,
             "patch_size": p,
+            "stem": stem,
             "channels": C,
             "width": D,
             "depth": depth,
@@ -109,6 +120,7 @@ class Jax(Layout):
             *_norm("norm", "Transformer/encoder_norm"),
             *_dense("pre_logits.fc", "pre_logits"),
             *_dense("head", "head"),
+            *_resnet(config),
         ]  # fmt: skip
 
     def export_refusal(self, config: ViTConfig) -> str:
@@ -118,6 +130,43 @@ class Jax(Layout):
             qk_norm=False, pre_norm=False, final_norm="before_pool", norm_eps=1e-6,
             activation="gelu_tanh", head=("linear", "tanh"),
         )  # fmt: skip
+
+
+def _depths(c: Checkpoint) -> tuple[int, ...] | None:
+    """Blocks of each stage of a hybrid's ResNet; None where there is none."""
+    if "conv_root/kernel" not in c.tensors:
+        return None
+    units = re.compile(r"block([0-9])/unit([0-9]{1,2})/")
+    found: dict[int, int] = {}
+    for stage, unit in (m.groups() for name in c.tensors if (m := units.match(name))):
+        found[int(stage)] = max(found.get(int(stage), 0), int(unit))
+    return tuple(found[stage] for stage in sorted(found))
+
+
+def _resnet(config: ViTConfig) -> list[Rule]:
+    """The stem: root and stages, whose norms may be stored as (1, 1, 1, C)."""
+    depths = next((d for d, stem in STEM_OF.items() if stem == config.stem), None)
+    if depths is None:
+        return []
+    at = "patch_embed.backbone."
+    places = {f"{at}{'stem.' if depths else ''}": ("conv_root", "gn_root", "conv", "norm")}
+    layers = [(prefix, *names) for prefix, names in places.items()]
+    for i, depth in enumerate(depths):
+        for j in range(depth):
+            ours, theirs = f"{at}stages.{i}.blocks.{j}.", f"block{i + 1}/unit{j + 1}/"
+            for n in ("1", "2", "3"):
+                layers.append((ours, f"{theirs}conv{n}", f"{theirs}gn{n}", f"conv{n}", f"norm{n}"))
+            if not j:
+                shortcut = (f"{theirs}conv_proj", f"{theirs}gn_proj", "conv", "norm")
+                layers.append((f"{ours}downsample.", *shortcut))
+    rules = []
+    for prefix, conv, norm, our_conv, our_norm in layers:
+        rules.append(Rule(f"{prefix}{our_conv}.weight", (f"{conv}/kernel",), _convolution,
+                          lambda t: [t.permute(2, 3, 1, 0)]))  # fmt: skip
+        for ours, part in (("weight", "scale"), ("bias", "bias")):
+            name = f"{prefix}{our_norm}.{ours}"
+            rules.append(Rule(name, (f"{norm}/{part}",), lambda p, shape: p[0].reshape(shape)))
+    return rules
 
 
 def _convolution(parts: Sequence[Tensor], shape: Shape) -> Tensor:

@@ -9,6 +9,7 @@ from .timm import Timm
 
 
 class Mae(Timm):
+    holds = ()
     name, title = "mae", "MAE's pre-training checkpoint"
     marks = (*Timm.marks, r"decoder_embed\.weight")
     unmarked = r"(?!)"
