@@ -161,7 +161,10 @@ class FlashAttention(nn.Module):
         super().__init__()
         self.attn, self.function = attn, function
 
-    def forward(self, x: Tensor, bias: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, bias: Tensor | None = None, seeds: Tensor | None = None,
+        rotation: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         B, S, D = x.shape
         qkv = self.attn.qkv(x).view(B, S, 3, self.attn.heads, D // self.attn.heads)
         return self.attn.proj(self.function(qkv).reshape(B, S, D))

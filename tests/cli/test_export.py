@@ -183,5 +183,5 @@ def test_refuses(run, said, weights, tmp_path):
 
 
 def test_the_command_knows_every_layout_that_can_be_written():
-    unwritable = {"dino", "mae", "hf_dinov3"}
+    unwritable = {"dino", "mae"}
     assert set(export.LAYOUTS) == {"huggingface", *BY_NAME} - unwritable

@@ -9,8 +9,8 @@ name of a variant (B/16), which has random weights. What is written:
   onnx         a graph of plain operators; compared with the model, if ONNX Runtime is there
   torch        torch.export's .pt2, loaded back and compared
 
-and further layouts of weights: torchvision, hf_vit, hf_deit, hf_dinov2, hf_clip, hf_siglip,
-hf_beit, open_clip, beit, dinov2, jax.
+and further layouts of weights: torchvision, hf_vit, hf_deit, hf_dinov2, hf_dinov3, hf_clip,
+hf_siglip, hf_beit, open_clip, beit, dinov2, eva, jax.
 
   vitkern export deit_tiny.safetensors -o deit_tiny.onnx
   vitkern export deit_tiny.safetensors -o deit-tiny-384 --to huggingface --image-size 384
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 GRAPHS = ("onnx", "torch")
 LAYOUTS = (
-    "timm", "huggingface", "torchvision", "hf_vit", "hf_deit", "hf_dinov2", "hf_clip", "hf_siglip",
-    "hf_beit", "open_clip", "beit", "dinov2", "jax",
+    "timm", "huggingface", "torchvision", "hf_vit", "hf_deit", "hf_dinov2", "hf_dinov3", "hf_clip",
+    "hf_siglip", "hf_beit", "open_clip", "beit", "dinov2", "eva", "jax",
 )  # fmt: skip
 KINDS = ("safetensors", *LAYOUTS, *GRAPHS)
 BY_SUFFIX = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch", ".npz": "jax"}
