@@ -41,7 +41,7 @@ def read(folder: pathlib.Path, model: ViT) -> Photographs:
     if not files:
         raise ValueError(f"{folder} has no photographs ({', '.join(sorted(endings))})")
     c = model.config
-    size = (c.grid[0] * c.patch_size, c.grid[1] * c.patch_size)
+    size = c.pixels
     pixels = [image_files.prepare(image_files.read(path), size) for path in files]
     named = [re.match(r"(\d+)_", path.name) for path in files]
     labels = torch.tensor([int(found[1]) if found else -1 for found in named])

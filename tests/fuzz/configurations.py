@@ -89,7 +89,7 @@ def build(fields: dict[str, object], device: str | None, dtype: str | None) -> s
     c = model.config
     if c.patches * c.width > 2**16 or c.patches > 256 or model.device.type == "meta":
         return OK
-    side = (c.grid[0] * c.patch_size, c.grid[1] * c.patch_size)
+    side = c.pixels
     with torch.no_grad():
         image = torch.zeros(1, c.channels, *side, dtype=model.dtype)
         return REFUSED if refused(lambda: model.eval()(image)) else OK

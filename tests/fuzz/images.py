@@ -28,7 +28,7 @@ def draw(rng: random.Random) -> Picture:
 
     def make(model: ViT) -> Tensor:
         c = model.config
-        size = (B, c.channels, c.grid[0] * c.patch_size, c.grid[1] * c.patch_size)
+        size = (B, c.channels, *c.pixels)
         dtype = "uint8" if pixels else str(model.dtype)[6:]
         image = Odd(size, dtype, layout, values, seed=seed).make()
         if last and image.layout == torch.strided:

@@ -184,7 +184,7 @@ def optimise(rng: random.Random) -> Change:
         _spare_torch(*model.parameters())
         for p in model.parameters():
             p.requires_grad_()
-        size = (2, c.channels, c.grid[0] * c.patch_size, c.grid[1] * c.patch_size)
+        size = (2, c.channels, *c.pixels)
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.05, **how, **momentum)
         with torch.enable_grad():
             model(torch.ones(size, dtype=model.dtype)).square().sum().backward()
