@@ -36,9 +36,7 @@ class Use(NamedTuple):
         config = ViTConfig.named("B/16", depth=1, **self.changes)
         mixture = MIXTURES[self.precision]
         model = ViT(config, device="meta", dtype=mixture.model).train(self.training)
-        p, (down, across) = config.patch_size, config.grid
-        pixels = self.batch, 3, p * down, p * across
-        image = torch.empty(pixels, dtype=model.dtype, device="meta")
+        image = torch.empty(self.batch, 3, *config.pixels, dtype=model.dtype, device="meta")
         if self.training:
             with executing(recorder), Launchers():  # the image's gradient as well
                 model.fused_forward(image.requires_grad_()).sum().backward()
