@@ -7,6 +7,9 @@
 #include <omp.h>
 #endif
 
+#include <tuple>
+#include <utility>
+
 #include "cpu/arena.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/engine.hpp"
@@ -175,6 +178,14 @@ PYBIND11_MODULE(_C, m) {
       },
       "Which panels the operators read, by the dtype of the weight.");
 
+  m.def(
+      "panel_form",
+      [](int layout) {
+        const PanelForm form = form_of(layout_of(layout));
+        return std::tuple(std::string(form.kind), form.columns, form.steps, form.terms);
+      },
+      "How the elements of a layout's panels lie: kind, columns, steps of a block, terms.");
+
   // Methods take the holder: the object cannot die while the interpreter's lock is released.
   using PackedHolder = std::shared_ptr<Packed>;
   py::class_<Packed, PackedHolder>(m, "Packed", "A weight (N, K) in panels; it never changes.")
@@ -183,6 +194,17 @@ PYBIND11_MODULE(_C, m) {
         const Unlocked unlocked;
         return std::make_shared<Packed>(known, dtype, at<const void>(data), N, K);
       }))
+      .def_static("of_panels",
+                  [](int layout, Address panels, size_t bytes, int64_t N, int64_t K,
+                     const py::object& owner) {
+                    // The last thread to let go of the panels may not hold the interpreter's lock.
+                    const std::shared_ptr<void> kept(new py::object(owner), [](void* object) {
+                      const py::gil_scoped_acquire locked;
+                      delete static_cast<py::object*>(object);
+                    });
+                    return std::make_shared<Packed>(layout_of(layout), at<const void>(panels),
+                                                    bytes, N, K, kept);
+                  })
       .def("unpack",
            [](const PackedHolder& p, DType dtype, Address data) {
              const Unlocked unlocked;

@@ -5,6 +5,7 @@
 #include "watch.hpp"
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>

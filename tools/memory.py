@@ -130,7 +130,7 @@ def export(name: str, file: str) -> None:
     import openvino
     import torch
 
-    from benchmarks import timm_import
+    from vitkern.bench import timm_import
 
     timm_import.prepare()
     import timm

@@ -60,7 +60,7 @@ def load(
     for name in config.keys() - {f.name for f in dataclasses.fields(ViTConfig)}:
         ViTConfig().replace(**{name: None})  # says that there is no such field, and which is near
     c = source.find(path, base)
-    if c.metadata.get("format") == packed_file.FORMAT:
+    if packed_file.is_packed(c.metadata):
         return _packed(c, {**config, "classes": classes, "image_size": image_size, "dtype": dtype},
                        precision, strict)  # fmt: skip
     layout, prefix = _layout_of(c)
@@ -98,6 +98,11 @@ def _packed(c: Checkpoint, given: dict[str, Any], precision: str | None, strict:
     if asked:
         _refuse(f"{c.path} is a packed model, whose {', '.join(asked)} cannot be chosen any more")
     model = packed_file.load_packed(c.path)
+    if model.released is not None and precision not in (None, model.precision):
+        _refuse(
+            f"{c.path} is packed for {model.precision} and holds no weights for {precision}: leave"
+            f" precision out, or load the checkpoint that it was made of"
+        )
     model.precision = precision or model.precision
     return model if strict else (model, Report("vitkern's packed weights"))
 

@@ -27,12 +27,12 @@ class ModelTools(nn.Module):
 
         return load(path, **options)
 
-    def save_packed(self, path: Any) -> None:
-        """`vitkern.save_packed`: the weights in int8, which `vitkern.load` reads without packing
-        them again."""
+    def save_packed(self, path: Any, precision: str | None = None) -> None:
+        """`vitkern.save_packed`: the weights packed for a precision (None: the model's own), which
+        `vitkern.load` reads without packing them again."""
         from .packed_file import save_packed
 
-        save_packed(_vit(self), path)
+        save_packed(_vit(self), path, precision)
 
     def explain(self, image: Tensor | None = None) -> str:
         """Which path the next forward takes (of this image, if given) and why, in a few lines."""

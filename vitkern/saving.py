@@ -107,7 +107,7 @@ def _safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     for name, t in tensors.items():
         plain[name] = t.clone() if _is_view(t) or t.data_ptr() in seen else t
         seen.add(t.data_ptr())
-    _replace(path, lambda beside: save_file(plain, beside, metadata))
+    replace_file(path, lambda beside: save_file(plain, beside, metadata))
 
 
 def _npz(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -119,7 +119,7 @@ def _npz(path: Path, tensors: dict[str, Tensor]) -> None:
         with open(beside, "wb") as file:
             np.savez(file, **arrays)
 
-    _replace(path, write)
+    replace_file(path, write)
 
 
 def _is_view(tensor: Tensor) -> bool:
@@ -127,7 +127,7 @@ def _is_view(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize
 
 
-def _replace(path: Path, write: Any) -> None:
+def replace_file(path: Path, write: Any) -> None:
     """The file is there wholly or not at all; a model that is mapped from it keeps its memory."""
     if path.is_dir():
         raise IsADirectoryError(f"{WHO}: {path} is a directory; expected the name of a file")

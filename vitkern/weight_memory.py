@@ -67,6 +67,10 @@ class WeightMemory(nn.Module):
         for other in siblings:  # they share the panels, too
             other._released = held.shared()
 
+    def hold_panels(self, held: Released) -> None:
+        """Take panels as the only weights, as after `release_weights`; the matrices are on meta."""
+        self._released = held
+
     def restore_weights(self, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Undo `release_weights`: the parameters get their memory and values back.
 

@@ -30,7 +30,7 @@ constexpr size_t kMapped = size_t{128} << 10;
 #else
 constexpr size_t kMapped = SIZE_MAX;
 #endif
-constexpr size_t kIdleBlocks = 8;  // more concurrent forwards than this allocate anew
+constexpr size_t kIdleBlocks = 16;  // a backward of the MLP holds ten at once
 
 std::mutex pool_mutex;
 std::vector<Pages> pool;
@@ -117,11 +117,13 @@ Pages& Pages::operator=(Pages&& other) noexcept {
 
 Lease::Lease(size_t bytes)
     : block_([bytes] {
+        if (!bytes) return Pages();
         const std::lock_guard<std::mutex> lock(pool_mutex);
         return take(bytes);
       }()) {}
 
 Lease::~Lease() {
+  if (!block_.bytes()) return;
   const std::lock_guard<std::mutex> lock(pool_mutex);
   if (pool.size() < kIdleBlocks) {
     pool.push_back(std::move(block_));

@@ -10,6 +10,7 @@ namespace vitkern {
 // them back to the system.
 class Pages {
  public:
+  Pages() = default;             // none
   explicit Pages(size_t bytes);  // throws std::bad_alloc
   ~Pages();
   Pages(Pages&& other) noexcept;
@@ -18,8 +19,8 @@ class Pages {
   size_t bytes() const { return bytes_; }  // at least those that were asked for
 
  private:
-  void* memory_;
-  size_t bytes_;
+  void* memory_ = nullptr;
+  size_t bytes_ = 0;
 };
 
 // A block of at least `bytes`, 64-byte aligned, contents undefined. Its destructor gives the block

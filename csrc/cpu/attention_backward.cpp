@@ -71,6 +71,8 @@ struct HeadBackward {
     return A;
   }
   Left left_columns(const Rows& rows, int64_t columns, int64_t count) const {
+    if (Left::reads_transposed(rows.dtype, rows.stride))
+      return Left::transposed(rows.data, rows.stride);
     const Left A = Left::at(memory + work.left, count, precision);
     fill_transposed(kAlone, A, rows, 0, columns, count, memory + work.columns);
     return A;

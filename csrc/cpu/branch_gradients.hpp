@@ -27,9 +27,9 @@ struct BranchGradients {
 
 class BranchBackward {
  public:
-  // x (M, K) is read when run_weight is called.
+  // x (M, K), as WeightGradient takes it, is read when run_weight is called.
   BranchBackward(int threads, const BranchGradient& branch, const BranchLinear& layer,
-                 const Rows& x, const BranchGradients& wanted)
+                 const Weights& x, const BranchGradients& wanted)
       : branch_(branch),
         layer_(layer),
         wanted_(wanted),
@@ -38,8 +38,7 @@ class BranchBackward {
         raw_rows_(branch.is_grad() ? 0 : layer.M * stride_ * sizeof(float)),
         scaled_rows_(layer.gamma ? layer.M * stride_ * sizeof(float) : 0),
         parts_((wanted.dgamma ? layer.N * (panels_ + 1) : 0) * sizeof(float)),
-        weight_(threads, raw(), x, layer.weight.dtype, layer.M, wanted.of_weight() ? layer.N : 0,
-                layer.K) {}
+        weight_(threads, raw(), x, wanted.of_weight() ? layer.N : 0) {}
 
   Rows raw() const {
     return branch_.is_grad() ? branch_.grad : as_rows(raw_rows_.floats(), stride_);

@@ -239,7 +239,7 @@ void check(const layernorm_backward_args& a) {
 void check(const hidden_rows_args& a) {
   const Check c("hidden_rows");
   c.threads(a.threads);
-  c.dtype("dtype", a.dtype);
+  c.dtype("dtype", a.dtype), c.dtype("d_dtype", a.d_dtype);
   c.activation(a.activation);
   c.size("M", a.M), c.size("F", a.F);
   c.array("pre", a.pre, bytes_of(a.dtype), {a.M, a.F});
@@ -327,7 +327,7 @@ void check(const pack_args& a) {
     c.dtype("dtype", a.dtype);
   }
   c.array("weight", a.weight, bytes_of(a.dtype), {a.N, a.K});
-  if (!a.bytes || !a.layout) c.refuse("bytes or layout is null");
+  if (!a.bytes || !a.layout || !a.form) c.refuse("bytes, layout or form is null");
 }
 
 void check(const unpack_args& a) {

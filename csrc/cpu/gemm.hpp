@@ -6,7 +6,7 @@
 //   kTileRows, kNR, kMaxRows   rows of A in a tile, columns of a panel, rows of A in L2
 //   Left                       A, in the order that its tiles are read in; operators write its rows
 //   gemm_scratch, gemm_part, packed_bytes, pack_panel     matmuls with weights
-//   first_alike, kUnpacks, unpack_panel                   which precisions share panels; and back
+//   first_alike, panel_form, kUnpacks, unpack_panel       which precisions share panels; and back
 //   panel_floats, pack_keys, pack_values, multiply_panel  matmuls inside attention: amx_tiles
 //   multiply_head                                         the same: fma_tiles, for all others
 //   group_rows, row_dtype, hidden_rows, hidden_columns    how the engine and the MLP cut their work
@@ -15,6 +15,7 @@
 
 namespace {
 
+using vitkern::PanelForm;
 using vitkern::Precision;
 
 // A weight (N, K), or a part of one: some of its rows, which are columns of C, and some of its K.

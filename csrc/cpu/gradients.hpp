@@ -2,7 +2,7 @@
 // rows and vectors, of an activation, and sums over rows.
 //
 //   y (M, N) = x (M, K) weight^T        dx = dy weight         inner steps: N, weight read by steps
-//                                       dweight = dy^T x       inner steps: M, dy^T filled in tiles
+//                                       dweight = dy^T x       inner steps: M, dy^T read in place
 //
 // Sums over rows belong to one thread for each column, so that the number of threads does not show.
 #pragma once
@@ -87,6 +87,41 @@ class PartialSums {
 
 // ---- Linear ----------------------------------------------------------------------
 
+// The factor x (M, K) of a weight gradient, written a part of a row at a time: where the GEMM reads
+// it if its panels take one step after another, or else as rows.
+class StepRows {
+ public:
+  StepRows(Precision precision, int64_t M, int64_t K)
+      : M_(M),
+        K_(K),
+        stride_(row_stride(K)),
+        precision_(precision),
+        memory_(kPacksSteps ? packed_bytes(K, M, precision) : M * stride_ * sizeof(float)) {}
+
+  // Elements k onwards of row m, of which n count; k is a multiple of the lanes.
+  void store(int64_t m, int64_t k, Vec v, int64_t n) const {
+    float* const to = at(m, k);
+    if constexpr (!kPacksSteps) return v.store(to, n);
+    v.store(to);
+    if (n <= Vec::kLanes)  // the panel's other columns must be numbers
+      for (int64_t j = Vec::kLanes; (k + j) % kNR; j += Vec::kLanes) Vec::set(0).store(to + j);
+  }
+  float* at(int64_t m, int64_t k) const {
+    return memory_.floats() + (kPacksSteps ? (k / kNR * M_ + m) * kNR + k % kNR : m * stride_ + k);
+  }
+  Weights factor() const {
+    if constexpr (kPacksSteps)
+      return {precision_, DType::f32, memory_.floats(), K_, M_, true};
+    else
+      return plain_factor(precision_, as_rows(memory_.floats(), stride_), K_, M_);
+  }
+
+ private:
+  const int64_t M_, K_, stride_;
+  const Precision precision_;
+  const vitkern::Lease memory_;
+};
+
 // Rows [0, N) of A = the columns n0 .. n0 + N of g (M rows), by a team; `columns` is this thread's
 // room for kColumnsAtOnce rows of M. Ends with a sync.
 constexpr int64_t kColumnsAtOnce = 32;
@@ -142,35 +177,43 @@ class InputGradient {
   const ChunkedGemm chunks_;
 };
 
-// dweight (N, K) = g^T (N, M) x (M, K), by the precision of the weight's dtype.
+// dweight (N, K) = g^T (N, M) x (M, K), where x is plain_factor() or StepRows.
 class WeightGradient {
  public:
-  WeightGradient(int threads, const Rows& g, const Rows& x, DType dtype, int64_t M, int64_t N,
-                 int64_t K)
+  WeightGradient(int threads, const Rows& g, const Weights& x, int64_t N)
       : g_(g),
-        M_(M),
-        room_(columns_room(M)),
+        M_(x.K),
+        in_place_(Left::reads_transposed(g.dtype, g.stride)),
+        room_(in_place_ ? 0 : columns_room(M_)),
         columns_(threads * room_ * sizeof(float)),
-        chunks_(threads, N, plain_factor(precision_of(dtype), x, K, M)) {}
+        chunks_(threads, N, x, in_place_) {}
 
   // epilogue(n, k0, count, c): elements k0 onwards of row n of dweight.
   template <class Epilogue>
   void run(const Team& team, const Epilogue& epilogue) const {
-    chunks_.multiply_filled(
-        team,
-        [&](const Left& A, int64_t n0, int64_t N) {
-          fill_transposed(team, A, g_, n0, N, M_, columns_.floats() + team.rank * room_);
-        },
-        [&](int64_t n0) {
-          return [&, n0](int64_t n, int64_t k0, int64_t count, float* c) {
-            epilogue(n0 + n, k0, count, c);
-          };
-        });
+    const auto epilogue_at = [&](int64_t n0) {
+      return [&, n0](int64_t n, int64_t k0, int64_t count, float* c) {
+        epilogue(n0 + n, k0, count, c);
+      };
+    };
+    if (in_place_)
+      chunks_.multiply_in_place(
+          team, [&](int64_t n0) { return Left::transposed(g_.from(0, n0).data, g_.stride); },
+          epilogue_at);
+    else
+      chunks_.multiply_filled(
+          team,
+          [&](const Left& A, int64_t n0, int64_t N) {
+            fill_transposed(team, A, g_, n0, N, M_, columns_.floats() + team.rank * room_);
+          },
+          epilogue_at);
   }
 
  private:
   const Rows g_;
-  const int64_t M_, room_;
+  const int64_t M_;
+  const bool in_place_;
+  const int64_t room_;
   const vitkern::Lease columns_;
   const ChunkedGemm chunks_;
 };
@@ -180,6 +223,8 @@ struct StoreRows {
   Plain to;
   int64_t first_row = 0;
   void operator()(int64_t m, int64_t n0, int64_t n, const float* c) const {
+    for (int64_t i = 0; i < n; i += kLine)
+      __builtin_prefetch(to.at(first_row + m + kRowsAhead, n0 + i), 1);
     for (int64_t i = 0; i < n; i += Vec::kLanes)
       to.store(first_row + m, n0 + i, Vec::load(c + i, n - i), n - i);
   }
@@ -252,11 +297,12 @@ struct NormGradient {
     if (dbias) sum_columns(team, dy, M, D, dbias);
   }
 
-  // Row m of y, fp32.
-  void output(int64_t m, const float* bias, float* y) const {
+  // Row m of y.
+  template <class Target>
+  void output(int64_t m, const float* bias, const Target& y) const {
     for (int64_t i = 0; i < D; i += Vec::kLanes) {
       const Vec xhat = normalised(m, i), add = bias ? Vec::load(bias + i, D - i) : Vec::set(0);
-      (weight ? fma(xhat, Vec::load(weight + i, D - i), add) : xhat + add).store(y + i, D - i);
+      y.store(m, i, weight ? fma(xhat, Vec::load(weight + i, D - i), add) : xhat + add, D - i);
     }
   }
 };

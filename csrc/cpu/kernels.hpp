@@ -42,6 +42,15 @@ struct Dropout {  // philox.hpp; off when threshold is 0
 #undef FIELD
 #undef STRUCT
 
+// How the elements of a panel lie, so that whoever finds one in a file can read it without the
+// instruction set that made it (vitkern/panels.py).
+struct PanelForm {
+  const char* kind;  // floats, integers (16 bits, with scales), terms (of bf16) or int8
+  int64_t columns;   // of a panel: rows of the weight
+  int64_t steps;     // of K that a block of integers or a tile of terms has, else 1
+  int64_t terms;     // whose sum is an element: 1 but for AMX
+};
+
 // A weight (N, K) as the GEMM wants it: panels of kNR columns, the last one padded with zeros;
 // their order is the instruction set's (tiles_fma.hpp, tiles_int16.hpp, tiles_int8.hpp,
 // terms_amx.hpp).
@@ -54,6 +63,7 @@ struct pack_args {
   int64_t N, K;
   size_t* bytes;      // size of the panels
   Precision* layout;  // the first precision whose panels are the same, bit by bit
+  PanelForm* form;
 };
 
 // The weight (N, K) of which pack made the panels.

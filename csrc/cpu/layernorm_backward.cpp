@@ -26,7 +26,7 @@ void layernorm_backward(const layernorm_backward_args& a) {
             (Vec::load(dy + i, a.D - i) * norm.normalised(m, i)).store(with + i, a.D - i);
           sums.add(part, m == rows.begin, 1, with);
         }
-        if (a.y) norm.output(m, a.bias, a.y + m * a.D);  // last: y may be grad
+        if (a.y) norm.output(m, a.bias, Plain{DType::f32, a.y, a.D});  // last: y may be grad
       }
     });
     team.sync();

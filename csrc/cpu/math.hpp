@@ -145,25 +145,34 @@ inline Vec gelu(Vec x) {
 
 #endif
 
-inline Vec activate(Activation name, Vec x) {
+inline Vec gelu_tanh(Vec x) {  // 0.5 (1 + tanh u) = 1 / (1 + e^-2u)
   const Vec one = Vec::set(1.0f);
+  const Vec u = x * fma(x * x, Vec::set(0.044715f), one) * Vec::set(-2 * 0.79788456f);
+  return x / (one + exp(u));
+}
+
+// work(f), where f(Vec) is the activation of that name: known to the compiler in loops of work.
+template <class Work>
+inline auto with_activation(Activation name, const Work& work) {
   switch (name) {
     case Activation::none:
-      return x;
+      break;
     case Activation::gelu:
-      return gelu(x);
-    case Activation::gelu_tanh: {  // 0.5 (1 + tanh u) = 1 / (1 + e^-2u)
-      const Vec u = x * fma(x * x, Vec::set(0.044715f), one) * Vec::set(-2 * 0.79788456f);
-      return x / (one + exp(u));
-    }
+      return work([](Vec x) { return gelu(x); });
+    case Activation::gelu_tanh:
+      return work([](Vec x) { return gelu_tanh(x); });
     case Activation::quick_gelu:
-      return x / (one + exp(x * Vec::set(-1.702f)));
+      return work([](Vec x) { return x / (Vec::set(1.0f) + exp(x * Vec::set(-1.702f))); });
     case Activation::silu:
-      return x / (one + exp(Vec::set(0) - x));
+      return work([](Vec x) { return x / (Vec::set(1.0f) + exp(Vec::set(0) - x)); });
     case Activation::tanh:
-      return tanh(x);
+      return work([](Vec x) { return tanh(x); });
   }
-  return x;
+  return work([](Vec x) { return x; });
+}
+
+inline Vec activate(Activation name, Vec x) {
+  return with_activation(name, [&](const auto& activated) { return activated(x); });
 }
 
 }  // namespace

@@ -10,22 +10,28 @@ namespace {
 // c is the gradient of the hidden rows, after their dropout.
 struct HiddenEpilogue {
   const mlp_backward_args& a;
-  Plain dpre, hidden;  // (M, F) fp32
+  Plain dpre;              // (M, F) fp32
+  const StepRows* hidden;  // (M, F) or null
   int64_t first_row;
 
   void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
     const int64_t row = first_row + m, element = row * a.F + n0;
+    for (int64_t i = 0; i < n; i += kLine) {
+      __builtin_prefetch(offset(a.w_dtype, a.pre, element + kRowsAhead * a.F + i), 0);
+      __builtin_prefetch(dpre.at(row + kRowsAhead, n0 + i), 1);
+      if (hidden) __builtin_prefetch(hidden->at(row + kRowsAhead, n0 + i), 1);
+    }
     drop(a.dropout, kHidden, static_cast<uint64_t>(element), c, n);
     for (int64_t i = 0; i < n; i += Vec::kLanes) {
       const auto [value, slope] =
           activate_with_slope(a.activation, load_as(a.w_dtype, a.pre, element + i, n - i));
       dpre.store(row, n0 + i, Vec::load(c + i, n - i) * slope, n - i);
-      if (hidden.data) value.store(c + i, n - i);
+      if (hidden) value.store(c + i, n - i);
     }
-    if (!hidden.data) return;
+    if (!hidden) return;
     drop(a.dropout, kHidden, static_cast<uint64_t>(element), c, n);
     for (int64_t i = 0; i < n; i += Vec::kLanes)
-      hidden.store(row, n0 + i, Vec::load(c + i, n - i), n - i);
+      hidden->store(row, n0 + i, Vec::load(c + i, n - i), n - i);
   }
 };
 
@@ -38,13 +44,12 @@ void mlp_backward(const mlp_backward_args& a) {
   const NormLinearGradients of_fc1{a.dx, a.dnorm_weight, a.dnorm_bias, a.dfc1_weight, a.dfc1_bias};
   const bool through = of_fc1.of_input() || of_fc1.dweight || of_fc1.dbias;
   const bool back = through || of_fc2.of_weight();  // the hidden rows are wanted, or their gradient
-  const Lease dpre_rows(back ? bytes : 0), hidden_rows(of_fc2.of_weight() ? bytes : 0);
+  const Lease dpre_rows(back ? bytes : 0);
   const Plain dpre{DType::f32, dpre_rows.floats(), stride};
-  const Plain hidden{DType::f32, of_fc2.of_weight() ? hidden_rows.floats() : nullptr, stride};
+  const StepRows hidden(precision_of(a.w_dtype), of_fc2.of_weight() ? M : 0, a.F);
 
   const BranchBackward branch(a.threads, {grad, a.D, a.S, a.dropout, a.path},
-                              {fc2, a.fc2_bias, a.gamma, M, a.D, a.F},
-                              as_rows(hidden_rows.floats(), stride), of_fc2);
+                              {fc2, a.fc2_bias, a.gamma, M, a.D, a.F}, hidden.factor(), of_fc2);
   const InputGradient to_hidden(a.threads, branch.scaled(), back ? M : 0, fc2, a.D, a.F);
   const NormGradient norm{{a.x_dtype, a.x, a.x_stride}, a.stats, a.norm_weight, a.D};
   const NormLinearBackward first_half(a.threads, as_rows(dpre_rows.floats(), stride), norm,
@@ -52,7 +57,9 @@ void mlp_backward(const mlp_backward_args& a) {
                                       of_fc1);
   run_team(a.threads, [&](const Team& team) {
     branch.prepare(team);
-    to_hidden.run(team, [&](int64_t m0) { return HiddenEpilogue{a, dpre, hidden, m0}; });
+    to_hidden.run(team, [&](int64_t m0) {
+      return HiddenEpilogue{a, dpre, of_fc2.of_weight() ? &hidden : nullptr, m0};
+    });
     branch.run_weight(team);
     if (through) first_half.run(team);
   });

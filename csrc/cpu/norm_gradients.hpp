@@ -32,15 +32,15 @@ class NormLinearBackward {
         wanted_(wanted),
         w_dtype_(weight.dtype),
         stride_(row_stride(norm.D)),
-        rows_(M * stride_ * sizeof(float)),
+        rows_(wanted.of_input() ? M * stride_ * sizeof(float) : 0),
+        normed_(precision_of(weight.dtype), wanted.dweight ? M : 0, norm.D),
         input_(threads, g, wanted.of_input() ? M : 0, weight, N, norm.D),
-        weight_(threads, g, as_rows(rows_.floats(), stride_), weight.dtype, M,
-                wanted.dweight ? N : 0, norm.D) {}
+        weight_(threads, g, normed_.factor(), wanted.dweight ? N : 0) {}
 
   // By every thread; g is ready in all of them. Ends with a sync.
   void run(const Team& team) const {
     const int64_t K = norm_.D;
-    float* const rows = rows_.floats();  // the gradient of the norm's result, then that result
+    float* const rows = rows_.floats();  // the gradient of the norm's result
     if (wanted_.dbias) sum_columns(team, g_, M_, N_, wanted_.dbias);
     if (wanted_.of_input()) {
       input_.run(team, [&](int64_t m0) { return StoreRows{{DType::f32, rows, stride_}, m0}; });
@@ -52,7 +52,7 @@ class NormLinearBackward {
     }
     if (!wanted_.dweight) return;
     const Range mine = team.share(M_);
-    for (int64_t m = mine.begin; m < mine.end; ++m) norm_.output(m, norm_bias_, rows + m * stride_);
+    for (int64_t m = mine.begin; m < mine.end; ++m) norm_.output(m, norm_bias_, normed_);
     team.sync();
     weight_.run(team, StoreRows{{w_dtype_, wanted_.dweight, K}});
   }
@@ -67,6 +67,7 @@ class NormLinearBackward {
   const DType w_dtype_;
   const int64_t stride_;
   const vitkern::Lease rows_;  // (M, K)
+  const StepRows normed_;      // (M, K)
   const InputGradient input_;
   const WeightGradient weight_;
 };

@@ -8,6 +8,7 @@ void pack(const pack_args& a) {
   const Precision precision = packed_precision(a.precision, a.dtype);
   *a.bytes = static_cast<size_t>(packed_bytes(a.N, a.K, precision));
   *a.layout = first_alike(precision);
+  *a.form = panel_form(precision);
   if (!a.panels) return;
   Weights w{precision, a.dtype, a.weight, a.N, a.K, false};
   w.scales = a.scales;

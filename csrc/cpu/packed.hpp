@@ -16,17 +16,22 @@ struct Layout {
 };
 Layout engine_layout(Isa isa, Precision precision);
 Layout operator_layout(Isa isa, DType weight);
+PanelForm form_of(const Layout& layout);
 
 class Packed {
  public:
   Packed(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K,
          const float* scales = nullptr);  // (N) of i8
+  // Panels that another process packed, where they are, such as in a mapped file: `owner` keeps
+  // their memory. Not of int8, whose panels no file holds.
+  Packed(const Layout& layout, const void* panels, size_t bytes, int64_t N, int64_t K,
+         std::shared_ptr<void> owner);
   // Writes (N, K) elements; or nothing, and returns false, where the panels do not hold the values.
   bool unpack(DType dtype, void* weight) const;
 
   const Layout& layout() const { return layout_; }
   Precision precision() const { return precision_; }  // fp32 for floats among the integers of int8
-  const void* panels() const { return memory_.data(); }
+  const void* panels() const { return panels_; }
   size_t bytes() const { return bytes_; }
   int64_t N() const { return N_; }
   int64_t K() const { return K_; }
@@ -36,7 +41,8 @@ class Packed {
   Precision precision_;
   int64_t N_, K_;
   size_t bytes_;
-  Pages memory_;
+  std::shared_ptr<void> owner_;  // of the panels' memory
+  const void* panels_;
 };
 using PackedPtr = std::shared_ptr<const Packed>;
 

@@ -15,8 +15,8 @@ void patch_embed_backward(const patch_embed_backward_args& a) {
   // Patches first, all prefix rows behind them: the weight's gradient reads M rows in a line.
   float* const g = gradient.floats();
   const float* const prefix = g + M * g_stride;
-  const WeightGradient weight(a.threads, as_rows(g, g_stride), as_rows(pixels.floats(), p_stride),
-                              a.w_dtype, M, a.dweight ? a.D : 0, P);
+  const Weights x = plain_factor(precision_of(a.w_dtype), as_rows(pixels.floats(), p_stride), P, M);
+  const WeightGradient weight(a.threads, as_rows(g, g_stride), x, a.dweight ? a.D : 0);
   const Rows grad{a.w_dtype, a.grad, a.D};
   run_team(a.threads, [&](const Team& team) {
     const Range rows = team.share(a.B * S);

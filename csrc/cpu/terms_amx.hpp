@@ -91,6 +91,8 @@ struct Left {
   }
   static bool reads_in_place(DType, int64_t) { return false; }
   static Left in_place(const void*, int64_t) { return {}; }
+  static bool reads_transposed(DType, int64_t) { return false; }
+  static Left transposed(const void*, int64_t) { return {}; }
   static Left of_scores(float*, int64_t K, float* memory, Precision p) { return at(memory, K, p); }
 
   const char* block(int64_t m) const { return data + m / kTileRows * panel_bytes(K, terms); }
@@ -233,8 +235,10 @@ inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
 }
 
 inline Precision first_alike(Precision p) { return p; }
+inline PanelForm panel_form(Precision p) { return {"terms", kNR, kSteps, terms_of(p)}; }
 
 // The other way round: the sum of an element's terms, which is exact with three of them.
+constexpr bool kPacksSteps = false;  // pairs of steps are next to each other
 constexpr bool kUnpacks = true;
 inline void unpack_panel(const Weights& w, int64_t panel, void* weight) {
   const int terms = terms_of(w.precision);

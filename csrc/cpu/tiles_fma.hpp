@@ -15,19 +15,23 @@ inline int64_t group_rows(Precision) { return 192; }
 // The engine's rows between GEMMs, other than what Left holds: q, k and v.
 inline DType row_dtype(Precision) { return DType::f32; }
 
-// The MLP's chunk of rows: their F-wide hidden rows fill 3 MiB for each thread (252 rows of a
-// ViT-B), of which the GEMM walks one slab in L2 at a time. 1 MiB, all in L2, is 4 % slower at
-// batch 1 and equal at batch 8: shorter chunks use each weight panel less.
+// The MLP's chunk of rows: their hidden ones, of so many bytes each, fill `room` for each thread.
+inline int64_t rows_that_fill(int64_t room, int64_t bytes, int64_t tile, int threads) {
+  return max(4 * tile, room * threads / bytes / tile * tile);
+}
+// 3 MiB (252 rows of a ViT-B), of which the GEMM walks one slab in L2 at a time. 1 MiB, all in L2,
+// is 4 % slower at batch 1 and equal at batch 8: shorter chunks use each weight panel less.
 inline int64_t hidden_rows(int64_t F, Precision, int threads) {
-  const int64_t fit = (int64_t{3} << 20) * threads / (row_stride(max(F, 1)) * 4) / kMR * kMR;
-  return max(8 * kMR, fit);
+  return max(8 * kMR, rows_that_fill(int64_t{3} << 20, row_stride(max(F, 1)) * 4, kMR, threads));
 }
 inline int64_t hidden_columns(int64_t F) { return F; }  // the slabs of the GEMM cut the sum already
 
-// A (M, K): rows of floats by a stride.
+// A (M, K): rows of floats by a stride, or its transpose, which is read as fast: the rows of a tile
+// are next to each other then, and each step is a stride from the one before.
 struct Left {
   float* data;
   int64_t stride;
+  bool is_transposed = false;
 
   static Left at(float* memory, int64_t K, Precision) { return {memory, row_stride(K)}; }
   static int64_t floats(int64_t M, int64_t K, Precision) { return M * row_stride(K); }
@@ -37,6 +41,15 @@ struct Left {
   }
   static Left in_place(const void* rows, int64_t stride) {
     return {const_cast<float*>(static_cast<const float*>(rows)), stride};
+  }
+  static bool reads_transposed(DType dtype, int64_t stride) {
+    return reads_in_place(dtype, stride);
+  }
+  static Left transposed(const void* steps, int64_t stride) {
+    return {const_cast<float*>(static_cast<const float*>(steps)), stride, true};
+  }
+  const float* at(int64_t m, int64_t k) const {
+    return data + (is_transposed ? k * stride + m : m * stride + k);
   }
 
   // Row m is written between open and close, at the address that open returns.
@@ -55,6 +68,8 @@ struct Left {
 // Per thread, in floats: the converted part of W, and C of a group for M rows.
 inline int64_t gemm_scratch(int64_t M, int64_t, Precision) { return kGroup * kNR * (kSlab + M); }
 
+// Whether a step of an unpacked factor can be written to the panels by itself.
+constexpr bool kPacksSteps = true;
 constexpr int64_t kFarAhead = 8 * kLine;
 
 // out[k][j] = w[j][k] for j < kNR, k < K; rows j >= n are zero.
@@ -102,6 +117,7 @@ inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
 }
 
 inline Precision first_alike(Precision) { return Precision::fp32; }
+inline PanelForm panel_form(Precision) { return {"floats", kNR, 1, 1}; }
 
 // The other way round: panel `panel` of packed weights to its rows of an unpacked one, w.K long.
 constexpr bool kUnpacks = true;
@@ -127,31 +143,35 @@ struct Tile {
   int64_t K;
   Result to;
   Ahead ahead;
+  bool a_is_transposed = false;
 };
 
 // Not inlined, so that the loop has all registers whatever its caller keeps in them: in some
 // callers GCC held the pointers to A on the stack, 29 instructions for 12 multiply-adds instead
 // of 25.
-template <int R>
+template <int R, bool kTransposed>
 [[gnu::noinline]] void multiply_rows(const Tile& tile) {
-  const float* b = tile.b;
+  const float *a = tile.a, *b = tile.b;
   const int64_t K = tile.K;
   Ahead ahead = tile.ahead;
   Vec acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = Vec::set(0);
-  TileReader<R> rows(tile.a, tile.a_stride * 4);
+  TileReader<kTransposed ? 1 : R> rows(tile.a, tile.a_stride * 4);
   for (int64_t k0 = 0; k0 < K; k0 += kLine) {
     ahead.fetch();
     for (int64_t left = min(kLine, K - k0); left > 0; --left) {
       const Vec b0 = Vec::load(b), b1 = Vec::load(b + Vec::kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const Vec x = Vec::set(*reinterpret_cast<const float*>(rows.row(r)));
+        const Vec x = Vec::set(kTransposed ? a[r] : *reinterpret_cast<const float*>(rows.row(r)));
         acc[r][0] = fma(x, b0, acc[r][0]);
         acc[r][1] = fma(x, b1, acc[r][1]);
       }
-      rows.advance(4);
+      if constexpr (kTransposed)
+        a += tile.a_stride;
+      else
+        rows.advance(4);
       b += kNR;
     }
   }
@@ -164,10 +184,12 @@ template <int R>
 }
 
 inline void multiply(int64_t rows, const Tile& tile) {
-  with_rows<kMR>(rows, [&]<int R>() { multiply_rows<R>(tile); });
+  with_rows<kMR>(rows, [&]<int R>() {
+    tile.a_is_transposed ? multiply_rows<R, true>(tile) : multiply_rows<R, false>(tile);
+  });
 }
 
-struct Tiles {
+struct Tiles : Finished {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
   static constexpr int64_t kUnit = 1;  // steps that slabs are cut at
 
@@ -190,7 +212,7 @@ struct Tiles {
     const float *const panel_steps = reinterpret_cast<const float*>(panel),
                        *const then = reinterpret_cast<const float*>(after);
     const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kMR);
-    const int64_t all = steps.end - steps.begin, blocks = ceil_div(all, kKC + kKC / 8);
+    const int64_t all = steps.end - steps.begin, blocks = ceil_div(all, kLongestBlock);
     for (int64_t i = 0; i < blocks; ++i) {
       const Range part = even_part(all, i, blocks);
       const int64_t k0 = steps.begin + part.begin, K = part.end - part.begin;
@@ -200,12 +222,13 @@ struct Tiles {
       for (int64_t t = 0; t < tiles; ++t) {
         const Range tile = even_part(M, t, tiles);
         fma_tiles::multiply(tile.end - tile.begin,
-                            {.a = A.data + (rows.begin + tile.begin) * A.stride + k0,
+                            {.a = A.at(rows.begin + tile.begin, k0),
                              .a_stride = A.stride,
                              .b = b,
                              .K = K,
                              .to = {c + tile.begin * kNR, kNR, k0 > 0},
-                             .ahead = Ahead::share(next, kKC * kNR * 4, t, tiles, kKC / kLine)});
+                             .ahead = Ahead::share(next, kKC * kNR * 4, t, tiles, kKC / kLine),
+                             .a_is_transposed = A.is_transposed});
       }
     }
   }

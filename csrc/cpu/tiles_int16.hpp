@@ -103,8 +103,12 @@ constexpr int kVectors = kNR / Vec::kLanes;
 
 using fma_tiles::group_rows;
 using fma_tiles::hidden_columns;
-using fma_tiles::hidden_rows;
 using fma_tiles::row_dtype;
+// All in L2, before and after they are settled: 1 % faster than 3 MiB.
+inline int64_t hidden_rows(int64_t F, Precision, int threads) {
+  return fma_tiles::rows_that_fill(int64_t{1} << 20, round_up(max(F, 1), kLine) * 6, kTileRows,
+                                   threads);
+}
 
 inline int64_t gemm_scratch(int64_t M, int64_t, Precision) { return kGroup * kNR * (kSlab + M); }
 
@@ -153,30 +157,28 @@ inline float quantise(const float* x, int64_t n, int16_t* out) {
 struct Left {
   char* data;
   int64_t K;
+  int64_t bytes, scale_bytes, stride;  // of a row's integers, of its scales, from row to row
 
-  int64_t integers() const { return round_up(K, 32); }  // of a row: whole lines
-  int64_t stride() const {                              // bytes from row to row
-    const int64_t scales = round_up(ceil_div(K, kBlock) * 4, 64);
-    return row_stride((integers() * 2 + scales + round_up(K, 16) * 4) / 4) * 4;
-  }
   static Left at(float* memory, int64_t K, Precision) {
-    return {reinterpret_cast<char*>(memory), K};
+    const int64_t bytes = round_up(K, 32) * 2, scale_bytes = round_up(ceil_div(K, kBlock) * 4, 64);
+    const int64_t stride = row_stride((bytes + scale_bytes) / 4 + round_up(K, kLine)) * 4;
+    return {reinterpret_cast<char*>(memory), K, bytes, scale_bytes, stride};
   }
-  static int64_t floats(int64_t M, int64_t K, Precision) {
-    return M * Left{nullptr, K}.stride() / 4;
+  static int64_t floats(int64_t M, int64_t K, Precision p) {
+    return M * at(nullptr, K, p).stride / 4;
   }
   const int32_t* pairs(int64_t m, int64_t k) const {
-    return reinterpret_cast<const int32_t*>(data + m * stride() + k * 2);
+    return reinterpret_cast<const int32_t*>(data + m * stride + k * 2);
   }
-  float* scales(int64_t m) const {
-    return reinterpret_cast<float*>(data + m * stride() + integers() * 2);
+  float* scales(int64_t m) const { return reinterpret_cast<float*>(data + m * stride + bytes); }
+  float* waiting(int64_t m) const {
+    return reinterpret_cast<float*>(data + m * stride + bytes + scale_bytes);
   }
-  float* waiting(int64_t m) const { return scales(m) + round_up(ceil_div(K, kBlock), kLine); }
 
   // Row m is written between open and close, at the address that open returns.
   float* open(int64_t, float* row) const { return row; }
   void close(int64_t m, const float* row, int64_t n) const {
-    int16_t* const out = reinterpret_cast<int16_t*>(data + m * stride());
+    int16_t* const out = reinterpret_cast<int16_t*>(data + m * stride);
     for (int64_t k = 0; k < n; k += kBlock)
       scales(m)[k / kBlock] = quantise(row + k, min(kBlock, n - k), out + k);
   }
@@ -215,6 +217,7 @@ inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
 }
 
 inline Precision first_alike(Precision) { return Precision::bf16; }
+inline PanelForm panel_form(Precision) { return {"integers", kNR, kBlock, 1}; }
 constexpr bool kUnpacks = false;  // the weights were rounded to integers
 inline void unpack_panel(const Weights&, int64_t, void*) {}
 
@@ -280,7 +283,7 @@ template <int R, int kCount = kVectors, bool kAcross = false>
   }
 }
 
-struct Tiles {
+struct Tiles : Finished {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
   static constexpr int64_t kUnit = kBlock;
 
@@ -294,8 +297,7 @@ struct Tiles {
   // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next.
   static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
                        float* c) {
-    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows),
-                  stride = A.stride() / 4;
+    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows), stride = A.stride / 4;
     for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kBlock, panel += kBlockBytes) {
       const int64_t pairs = ceil_div(min(kBlock, steps.end - k0), 2);
       const char* const next = k0 + kBlock < steps.end ? panel + kBlockBytes : after;

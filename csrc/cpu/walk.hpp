@@ -33,6 +33,9 @@ constexpr int64_t kMR = 6;  // 12 accumulators + 2 + 1 of 16 registers
 // 6 % slower on Zen 3: clearing, adding and storing a tile's sums takes a tenth of its time. Plain
 // vectors of 4 lanes have room for 512, but round each product: such sums are not exact enough.
 constexpr int64_t kKC = Vec::kLanes == 8 ? 256 : 128;
+// The longest block: an eighth more than kKC spares a short one, but 256 steps are as long a sum as
+// the error contract has room for.
+constexpr int64_t kLongestBlock = Vec::kLanes == 8 ? kKC : kKC + kKC / 8;
 constexpr int64_t kSlab = 864;  // at most; K is cut into slabs of almost equal length
 constexpr int64_t kGroup = 8;   // panels: 8 * 32 * 768 * 4 B = 768 KiB of L2 when converted to fp32
 
@@ -89,6 +92,13 @@ struct TileReader {
   }
 };
 
+// For Tiles whose sums are C's elements as they are.
+struct Finished {
+  static auto finisher(const auto&, Range, const char*) {
+    return [](int64_t, float*) {};
+  }
+};
+
 // Rows [begin, end) of C for the panels [first, last), by one thread; `scratch` for all of A's
 // rows. epilogue(m, n0, n, c): c holds C[m][n0 .. n0 + n), n <= kNR, and may be overwritten.
 template <class Tiles, class Left, class Epilogue>
@@ -115,7 +125,12 @@ void walk(const Left& A, Range rows, const Weights& w, Range panels, float* scra
           Tiles::multiply(A, {rows.begin + m0, rows.begin + m1}, slab, panel, panel + b_stride, c);
           if (slab.end < w.K) continue;
           const int64_t n0 = (first + p) * kNR, n = min(kNR, w.N - n0);
-          for (int64_t m = m0; m < m1; ++m) epilogue(rows.begin + m, n0, n, c + (m - m0) * kNR);
+          const auto finish = Tiles::finisher(A, slab, panel);
+          for (int64_t m = m0; m < m1; ++m) {
+            float* const row = c + (m - m0) * kNR;
+            finish(rows.begin + m, row);
+            epilogue(rows.begin + m, n0, n, row);
+          }
         }
       }
     }

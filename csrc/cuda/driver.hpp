@@ -2,6 +2,7 @@
 // AMD's HIP. Building or importing this needs nothing of either vendor: the few types are opaque
 // pointers and ints.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>

@@ -3,6 +3,7 @@
 // nothing is copied: what changes from call to call, the slots, is written into the few launches
 // that use them.
 #pragma once
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <vector>

@@ -1,6 +1,7 @@
 // A forward pass as a list of launches that are ready to go: everything is checked and packed once,
 // and run() only starts kernels, so that it can be captured in a graph.
 #pragma once
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>

@@ -258,7 +258,7 @@ def test_a_file_has_a_quarter_of_the_size(tmp_path):
     pytest.importorskip("safetensors")
     model = tiny(width=256, heads=4, mlp_width=1024)
     file = tmp_path / "model.safetensors"
-    vitkern.save_packed(model, file)
+    vitkern.save_packed(model, file, "int8")
     assert file.stat().st_size < 0.28 * sum(p.nbytes for p in model.parameters())
 
 
@@ -271,9 +271,9 @@ def test_refuses_files_of_others(tmp_path):
     with pytest.raises(ValueError, match="damaged or not safetensors"):
         vitkern.load_packed(file)
     save_file(dict(model.state_dict()), file)
-    with pytest.raises(ValueError, match=r"not written by save_packed.*timm\.load"):
+    with pytest.raises(ValueError, match=r"not written by save_packed.*vitkern\.load"):
         vitkern.load_packed(file)
-    vitkern.save_packed(model, file)
+    vitkern.save_packed(model, file, "int8")
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
     with pytest.raises(ValueError, match="damaged or not safetensors"):

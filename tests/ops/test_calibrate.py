@@ -25,7 +25,7 @@ def test_read_rate_is_that_of_a_memory(isa, numbers):
 def test_time_is_about_what_was_asked():
     start = time.perf_counter()
     cpu.calibrate(seconds=0.05)
-    assert 0.05 <= time.perf_counter() - start < 2
+    assert 0.05 <= time.perf_counter() - start < 20, "asked for a twentieth of a second"
 
 
 def test_wrong_arguments_are_refused():

@@ -18,18 +18,19 @@ PACKAGE = ROOT / "vitkern"
 MAY_IMPORT = {
     "__main__": "cli __init__",
     "cli": "__init__ doctor bench verification embedding exporting serve train train.data measure"
-    " engines.trace trained_file weights weights.layouts predictor contact_sheet image_sources"
-    " image_files inspection config names registry contract terminal gpu.aot gpu.runtime gpu cpu"
-    " cpu_threads _C",
+    " engines.trace opening trained_file packed_file weights predictor contact_sheet"
+    " image_sources image_files inspection config names registry contract terminal gpu.aot"
+    " gpu.runtime gpu cpu cpu_threads _C",
     "doctor": "__init__ measure terminal gpu.runtime gpu cpu cpu_threads cpu_limits _C",
     "bench": "__init__ measure model config contract cpu precision",
-    "embedding": "__init__ trained_file image_sources image_files loading packed_file model weights"
-    " config cpu_limits",
+    "embedding": "__init__ opening image_sources image_files packed_file model weights config"
+    " cpu_limits",
     "exporting": "model",
     "serve": "__init__ predictor image_files inspection",
     "predictor": "image_files",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
     "train": "train.data measure trained_file model weights image_files config",
+    "opening": "trained_file packed_file loading image_files model weights config",
     "trained_file": "loading model weights weights.layouts config",
     "contact_sheet": "",
     "image_sources": "image_files",
@@ -41,7 +42,7 @@ MAY_IMPORT = {
     "foreign": "model engines ops config names",
     "quantisation": "model int8",
     "loading": "model packed_file weights weights.layouts positions config precision",
-    "packed_file": "model int8 config",
+    "packed_file": "saving model dispatch engines int8 config cpu packing panels _C",
     "saving": "model weights weights.layouts config",
     "engines.trace": "model engines config gpu precision",
     "model": "model_tools packed weight_memory timm_api timm_keywords dispatch engines"
@@ -58,12 +59,12 @@ MAY_IMPORT = {
     "dispatch": "engines config precision",
     "engines": "blocks layers positions config registry precision int8 gpu.runtime gpu cpu packing"
     " _C",
-    "head": "layers config",
+    "head": "layers config precision",
     "blocks": "layers ops config philox",
     "layers": "ops positions relative rotary config philox stem",
     "stem": "resnets config",
     "resnets": "",
-    "relative": "positions config",
+    "relative": "positions config precision",
     "rotary": "config",
     "weights": "weights.layouts positions config",
     "weights.layouts": "positions config",
@@ -86,6 +87,7 @@ MAY_IMPORT = {
     "cpu_limits": "",
     "operands": "packing philox _C",
     "packing": "_C",
+    "panels": "",
     "int8": "",
     "precision": "",
     "philox": "",

@@ -16,7 +16,7 @@ _CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 _NODES = pathlib.Path("/sys/devices/system/node")
 _MEMORY = pathlib.Path("/proc/meminfo")
 
-# What makes each precision's multiply-adds, by what the set in use is (docs/design.md, Precisions).
+# What makes each precision's multiply-adds, by what the set in use is (docs/numerics.md).
 _MULTIPLIES = {
     "amx": {
         "fp32": "3 bf16 terms in AMX tiles",

@@ -99,7 +99,7 @@ def release(model: ViT, precision: str, *others: nn.Module) -> Released:
         if released.holds(parameter):
             continue  # tied to one before
         panels = there.pop(name, None) or packing.shared(parameter, layout)
-        released.exact = released.exact and _regains(panels, parameter)
+        released.exact = released.exact and regains(panels, parameter)
         empty = torch.empty_like(parameter, device="meta")
         placeholder = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         released.panels[placeholder] = panels
@@ -158,7 +158,7 @@ def _slots(models: list[nn.Module]) -> dict[int, list[tuple[nn.Module, str]]]:
     return found
 
 
-def _regains(panels: _C.Packed, parameter: Tensor) -> bool:
+def regains(panels: _C.Packed, parameter: Tensor) -> bool:
     """Whether unpacking gives the parameter's bits."""
     values = torch.empty(parameter.shape, dtype=parameter.dtype)
     if not panels.unpack(packing.DTYPES[values.dtype], values.data_ptr()):
