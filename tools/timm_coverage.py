@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import timm_import
+from vitkern.bench import timm_import
 from vitkern.foreign.timm import config_of
 
 FAMILIES = ("vit", "deit", "deit3", "eva", "eva02", "beit", "beitv2")  # a name's first word

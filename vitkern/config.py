@@ -57,7 +57,10 @@ RANGES = {
     "registers": (0, 1 << 16),
     "relative_width": (1, 1 << 16),
     "representation_size": (1, 1 << 16),
+    "pool_heads": (1, 1 << 16),
+    "pool_mlp_width": (1, 1 << 20),
 }
+OPTIONAL = ("representation_size", "pool_heads", "pool_mlp_width")  # None: another field's
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ class ViTConfig:
     # "token" (class token's row), "mean" (of the patches), "none" (every row), "map" (attention
     # pooling: a learned query attends to the patches, then an MLP; SigLIP's head)
     pool: str = "token"
+    # Of "map": its heads and its MLP's width where they are not the blocks', and whether the query
+    # attends to class and register tokens, too (PE)
+    pool_heads: int | None = None
+    pool_mlp_width: int | None = None
+    pool_prefix: bool = False
     # One of POSITIONS. "relative": a table of biases per block (BEiT); "relative_mlp": an MLP of
     # the offsets' logarithms makes the biases, per block or one for all ("shared_").
     position: str = "learned"
@@ -183,7 +191,7 @@ class ViTConfig:
             )
         for name, (least, most) in RANGES.items():
             value = max(size) if name == "image_size" else getattr(self, name)
-            if value is None and name == "representation_size":
+            if value is None and name in OPTIONAL:
                 continue
             if not _is_integer(value) or value < least:
                 _refuse(f"{name} must be an integer of at least {least}, not {_shown(value)}")
@@ -235,6 +243,10 @@ class ViTConfig:
             _refuse(f"norm_eps must be positive, not {self.norm_eps!r}")
         if self.pool == "token" and not self.class_token:
             _refuse('pool="token" reads the class token: set class_token=True or pool="mean"')
+        if self.width % (self.pool_heads or 1):
+            _refuse(f"width {self.width} must be a multiple of pool_heads {self.pool_heads}")
+        if self.pool != "map" and (self.pool_heads or self.pool_mlp_width or self.pool_prefix):
+            _refuse('pool_heads, pool_mlp_width and pool_prefix go with pool="map"')
         if self.head == "token_norm" and (self.pool != "token" or not self.classes):
             _refuse('head="token_norm" needs pool="token" and at least one class')
         if self.head == "distilled" and self.pool != "token":

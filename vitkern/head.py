@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import layers
 from .config import ViTConfig
+from .precision import without_autocast
 
 if TYPE_CHECKING:
     from .model import ViT
@@ -25,7 +26,8 @@ def pooled(model: ViT, x: Tensor, fused: bool = False) -> Tensor:
         return x[:, :2] if model.config.head == "distilled" else x[:, 0]
     attn_pool: Any = model.attn_pool
     if attn_pool is not None:
-        return (attn_pool.fused if fused else attn_pool)(x[:, T:])
+        rows = x if model.config.pool_prefix else x[:, T:]
+        return (attn_pool.fused if fused else attn_pool)(rows)
     return x[:, T:].mean(1) if pool == "mean" else x
 
 
@@ -67,15 +69,22 @@ class AttentionPool(nn.Module):
     def __init__(self, c: ViTConfig, **made: Any) -> None:
         super().__init__()
         D = c.width
-        self.heads = c.heads
+        self.heads = c.pool_heads or c.heads
         self.latent = nn.Parameter(torch.empty(1, 1, D, **made))
         self.q = nn.Linear(D, D, **made)
         self.kv = nn.Linear(D, 2 * D, **made)
         self.proj = nn.Linear(D, D, **made)
         self.norm = layers.make_norm(c, D, **made)
         act = c.activation if c.mlp == "plain" else "gelu"  # it has no gate
-        plain = c.replace(mlp="plain", mlp_norm=False, activation=act, projection_dropout=0.0)
+        width = c.pool_mlp_width or c.mlp_width
+        plain = c.replace(
+            mlp="plain", mlp_norm=False, mlp_width=width, activation=act, projection_dropout=0.0
+        )
         self.mlp = layers.Mlp(plain, **made)
+
+    def initialise(self) -> None:
+        """As timm's: a query of about unit length."""
+        nn.init.trunc_normal_(self.latent, std=self.latent.shape[-1] ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         B, S, D = x.shape
@@ -96,7 +105,7 @@ class AttentionPool(nn.Module):
         H, E = self.heads, D // self.heads
         wide = torch.promote_types(x.dtype, torch.float32)
         rows, weight = x.to(wide), self.kv.weight.to(wide).view(2, H, E, D)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             latent = F.linear(self.latent[0].to(wide), self.q.weight.to(wide), self.q.bias.to(wide))
             query = latent.view(H, 1, E) * E**-0.5
             scores = rows @ (query @ weight[0]).view(H, D).T  # (B, S, H)

@@ -66,6 +66,17 @@ _PE_GIGANTIC: Fields = {
 }  # fmt: skip
 
 
+_PE_CORE: Fields = {
+    **_PE, "pool": "map", "pool_heads": 8, "pool_prefix": True, "final_norm": "before_pool",
+}  # fmt: skip
+
+
+def _pe_core(sizes: Fields, patch: int, image: int, classes: int, **changes: Any) -> Fields:
+    sides = (image // patch,) * 2
+    fields = {**sizes, **_PE_CORE, "patch_size": patch, "image_size": image, "rope_grid": sides}
+    return fields | {"classes": classes} | changes
+
+
 def _gap(sizes: Fields, registers: int, **changes: Any) -> Fields:
     """timm's own models with registers instead of a class token."""
     fields = {**sizes, "image_size": 256, "class_token": False, "registers": registers, **_MEAN}
@@ -132,6 +143,14 @@ WHOLE: dict[str, Fields] = {
     ),
     "vit_betwixt_patch16_rope_reg4_gap_256": _gap(_sizes(640, 12, 10, 2560), 4),
     "vit_base_patch16_rope_reg1_gap_256": _gap(_BASE, 1),
+    "vit_pe_core_tiny_patch16_384": _pe_core(_TINY, 16, 384, 512),
+    "vit_pe_core_small_patch16_384": _pe_core(_SMALL, 16, 384, 512),
+    "vit_pe_core_base_patch16_224": _pe_core(_BASE, 16, 224, 1024),
+    "vit_pe_core_large_patch14_336": _pe_core(_LARGE, 14, 336, 1024),
+    "vit_pe_core_gigantic_patch14_448": _pe_core(
+        _sizes(1536, 50, 16, 8960), 14, 448, 1280, class_token=False, rope_offset=0.0,
+        pool_mlp_width=6144, pool_prefix=False,
+    ),
     "vit_pe_lang_large_patch14_448": {**_LARGE, **_PE_14, "depth": 23, "layer_scale": 0.1},
     "vit_pe_lang_gigantic_patch14_448": {**_PE_GIGANTIC, "depth": 47},
     "vit_pe_spatial_tiny_patch16_512": {**_TINY, **_PE_16},

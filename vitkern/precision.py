@@ -5,9 +5,11 @@ Sums, norms, softmax and activations are fp32 in all of them.
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 
 class Precision(NamedTuple):
@@ -50,6 +52,14 @@ def torch_allows_tf32() -> bool:
     """What torch.set_float32_matmul_precision or its newer switches say of fp32 on GPUs."""
     newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # since torch 2.9
     return (newer or torch.get_float32_matmul_precision()) in ("tf32", "high", "medium")
+
+
+def without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
+    """What follows is computed in its tensors' dtypes, on this one's device."""
+    kind = tensor.device.type
+    if torch.amp.is_autocast_available(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()  # on meta, say, where launches are recorded
 
 
 def check_choice(owner: str, precision: str | None) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from . import positions
 from .config import ViTConfig
+from .precision import without_autocast
 
 _DROPPED = 0.125  # of the hidden columns while training, as timm
 
@@ -36,7 +36,7 @@ class RelativeMlp(nn.Module):
 
     def forward(self, grid: positions.Grid) -> Tensor:
         weight = self.mlp.fc1.weight
-        with torch.autocast(weight.device.type, enabled=False):  # as the parameters: it is small
+        with without_autocast(weight):  # as the parameters: it is small
             table = self.mlp(positions.log_offsets(grid, weight))  # (offsets, H)
         index = positions.relative_index(grid, 0, table.device)
         T = self.prefix

@@ -16,6 +16,7 @@ RENAMED = {
     "embed_dim": "width",
     "num_heads": "heads",
     "reg_tokens": "registers",
+    "attn_pool_num_heads": "pool_heads",
     "init_values": "layer_scale",
     "dynamic_img_size": "dynamic_image_size",
     "drop_rate": "head_dropout",

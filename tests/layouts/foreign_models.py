@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import timm_import
+from vitkern.bench import timm_import
 
 from . import originals
 
@@ -221,7 +221,7 @@ CASES: dict[str, Case] = {
     "hf-clip-classifier": HF("hf_clip", "CLIPForImageClassification", "CLIPConfig", _tower(),
                              _logits),
     "hf-siglip": HF("hf_siglip", "SiglipVisionModel", "SiglipVisionConfig", SIZES, _rows,
-                    "hf_siglip", classes=0),
+                    "hf_siglip", pool="none"),
     "hf-siglip-classifier": HF("hf_siglip", "SiglipForImageClassification", "SiglipConfig",
                                _tower(), _logits, "hf_siglip"),
     "hf-beit": HF("hf_beit", "BeitForImageClassification", "BeitConfig",

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 import vitkern
-from benchmarks import timm_import
 from tests.layouts.foreign_models import transformers_model
 from tests.model.test_timm_families import FAMILIES, images, timm_model
+from vitkern.bench import timm_import
 
 timm_import.prepare()
 timm = pytest.importorskip("timm", exc_type=ImportError)

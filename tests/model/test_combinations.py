@@ -1,8 +1,11 @@
 """Options that no published model has together work together, or an engine says why not."""
 
+import copy
+
 import pytest
 import torch
 
+from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.model.tiny_models import check_error, picture, tiny
 from vitkern import ViT, ViTConfig
 
@@ -24,6 +27,10 @@ TOGETHER = {
     "rotary-distilled": dict(**GATED, rope="axial", head="distilled", registers=2),
     "rotary-relative": dict(rope="axial", position="relative_mlp", block="post_norm"),
     "rotary-shared-relative": dict(rope="mixed", position="shared_relative_mlp", pool="mean"),
+    "pool-of-every-row": dict(
+        **GATED, rope="axial", pool="map", pool_heads=4, pool_mlp_width=48, pool_prefix=True,
+        pre_norm=True,
+    ),
     "rotary-stem": dict(**GATED, rope="axial", stem="r", patch_size=2, image_size=(16, 24)),
 }  # fmt: skip
 # What the CPU engine leaves to the fused operators.
@@ -50,6 +57,21 @@ def test_every_path_has_the_modules_result(name, path):
     torch.testing.assert_close(rows, plain, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(packed, again, rtol=1e-4, atol=1e-4)
     assert len(kept) == model.config.depth
+
+
+@pytest.mark.parametrize("path", ("fused", "engine"))
+@pytest.mark.parametrize(
+    "name", ("gated-map", "everything-post_norm", "gated-parallel", "rotary-shared-relative")
+)
+def test_bf16_is_no_worse_than_the_modules(name, path):
+    model = tiny(torch.bfloat16, **TOGETHER[name])
+    image, whole = picture(model), copy.deepcopy(model).double()
+    model.path = path
+    with torch.no_grad():
+        truth = whole.reference_forward(image.double())
+        with FixedOrder():
+            theirs = model.reference_forward(image)
+        check_error(model(image), theirs, truth, torch.bfloat16, name)
 
 
 @pytest.mark.parametrize("name", TOGETHER)

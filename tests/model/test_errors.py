@@ -7,7 +7,7 @@ from torch import nn
 import vitkern
 from tests.model.tiny_models import PATHS, picture, tiny
 from vitkern import ViT, ViTConfig
-from vitkern.config import RANGES
+from vitkern.config import OPTIONAL, RANGES
 from vitkern.weights import timm as timm_weights
 
 BAD_CONFIGS = {
@@ -57,7 +57,7 @@ def test_absurd_numbers_are_refused_at_once(name):
     for value in (-1, -(10**30), -(10**5000), True, 1.5, float("nan"), "12", b"1", (), (1,), {}):
         with pytest.raises(ValueError, match=f"ViTConfig: {name} must be"):
             ViTConfig(**{name: value})
-    if name != "representation_size":
+    if name not in OPTIONAL:
         with pytest.raises(ValueError, match=f"ViTConfig: {name} must be"):
             ViTConfig(**{name: None})
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import vitkern
-from benchmarks import timm_import
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.model.tiny_models import PATHS, check_error, force
 from vitkern import ViT, ViTConfig
+from vitkern.bench import timm_import
 from vitkern.foreign import timm as timm_models
 
 timm_import.prepare()

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import vitkern
-from benchmarks import timm_import
 from tests.model.test_timm import timm_model
 from vitkern import ViT
+from vitkern.bench import timm_import
 
 timm_import.prepare()
 timm = pytest.importorskip("timm", exc_type=ImportError)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import vitkern
-from benchmarks import timm_import
 from tests.model.tiny_models import picture, tiny
+from vitkern.bench import timm_import
 
 timm_import.prepare()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitkern
-from benchmarks import timm_import
+from vitkern.bench import timm_import
 
 timm_import.prepare()
 transformers = pytest.importorskip("transformers", exc_type=ImportError)

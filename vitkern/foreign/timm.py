@@ -70,7 +70,7 @@ def _config(model: Any) -> ViTConfig:
         classes=model.head.out_features if isinstance(model.head, nn.Linear) else 0,
         class_token=class_token,
         registers=registers,
-        pool=_pool(model, class_token or registers > 0),
+        **_pool(model, class_token or registers > 0, blocks),
         position_covers_prefix=not getattr(model, "no_embed_class", False),
         dynamic_image_size=bool(getattr(model, "dynamic_img_size", False)),
         head="distilled" if distilled else "linear",
@@ -150,19 +150,23 @@ def _drop_path(block: Any) -> float:
     return max((float(getattr(path, "drop_prob", 0.0)) for path in paths), default=0.0)
 
 
-def _pool(model: Any, prefix: bool) -> str:
+def _pool(model: Any, prefix: bool, blocks: dict[str, Any]) -> dict[str, Any]:
     if model.global_pool not in _POOLS:
         refuse(f"global_pool={model.global_pool!r} is not supported: token, avg, map or none")
     if model.global_pool == "map":
         pool = model.attn_pool
         plain = type(pool).__name__ == "AttentionPoolLatent" and pool.pool == "token"
-        plain = plain and pool.num_heads == model.blocks[0].attn.num_heads
         plain = plain and pool.pos_embed is None and pool.latent_len == 1 and absent(pool.q_norm)
-        if not plain:
-            refuse("attention pooling is that of SigLIP alone: one query, the model's heads")
+        if not plain or not all(isinstance(one, nn.Linear) for one in (pool.q, pool.proj)):
+            refuse("attention pooling is that of SigLIP and PE alone: one query, projected")
+        own = {"heads": pool.num_heads, "mlp_width": pool.mlp.fc1.out_features}
+        differs = {f"pool_{name}": value for name, value in own.items() if value != blocks[name]}
+        # timm's Eva has every row pooled, its VisionTransformer the patches.
+        whole = getattr(model, "pool_include_prefix", type(model).__name__ == "Eva")
+        return {"pool": "map", **differs, "pool_prefix": bool(whole and prefix)}
     if model.global_pool == "avg" and prefix and getattr(model, "pool_include_prefix", False):
         refuse("mean pooling over class and register tokens is not supported")
-    return _POOLS[model.global_pool]
+    return {"pool": _POOLS[model.global_pool]}
 
 
 def _norms(model: Any) -> dict[str, Any]:

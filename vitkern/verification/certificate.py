@@ -14,7 +14,7 @@ from .run import Checked
 CONTRACT = (
     "The truth is the reference in float64. An error is given as a multiple of the one that PyTorch"
     f" itself makes on this machine at the same precision: at most {SLACK[0]:g} times its worst and"
-    f" {SLACK[1]:g} times its rms error, plus one eps (docs/design.md). The share is that of"
+    f" {SLACK[1]:g} times its rms error, plus one eps (docs/numerics.md). The share is that of"
     " what is allowed, the larger of both."
 )
 

@@ -21,6 +21,8 @@ from . import npz
 
 WRAPPERS = ("state_dict", "model", "model_ema", "module", "teacher")  # where trainers keep weights
 INDEX = ".index.json"  # how the name of a list of shards ends
+# What torch.save's files begin with: a zip archive, or a pickle before torch 1.6.
+ZIP, PICKLE = b"PK\3\4", b"\x80"
 LARGEST_JSON = 64 << 20  # bytes; the index of a model with 10,000 tensors has 1 MB
 
 
@@ -34,14 +36,15 @@ def read(path: str | os.PathLike[str], who: str = "vitkern.load") -> dict[str, T
         return _shards(path, who)
     check_file(path, who)
     with open(path, "rb") as file:
-        start = file.read(4)
+        start = file.read(9)
     if path.suffix == ".npz":
         return npz.read(path, who)
     state: Mapping[Any, Any]
     if path.suffix == ".safetensors":
         state = _safetensors(path, who)
     else:
-        state = _torch_file(path, start == b"PK\3\4", who)  # older torch files are plain pickles
+        _check_start(path, start, who)
+        state = _torch_file(path, start.startswith(ZIP), who)
     tensors = unwrapped(state, f"{who}: {path}")
     size, claimed = path.stat().st_size, _claimed(tensors)
     if claimed > size:
@@ -58,6 +61,19 @@ def check_file(path: Path, who: str) -> None:
         raise IsADirectoryError(f"{who}: {path} is a directory; expected a file of weights")
     if not path.is_file():
         raise FileNotFoundError(f"{who}: there is no file {path}")
+
+
+def _check_start(path: Path, start: bytes, who: str) -> None:
+    """A ValueError for a file that cannot be torch's, whatever it is named."""
+    if start.startswith((ZIP, PICKLE)):
+        return
+    found = f"begins with {start[:4]!r}" if start else "is empty"
+    if start[8:] == b"{":
+        found = "looks like safetensors: name it .safetensors"
+    raise ValueError(
+        f"{who}: {path} is no checkpoint: it {found}; expected .safetensors, .npz or a file of"
+        f" torch.save (.pt, .pth, .bin)"
+    )
 
 
 def metadata(path: Path) -> dict[str, str]:

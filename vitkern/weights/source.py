@@ -23,6 +23,8 @@ WEIGHTS = (
 )  # fmt: skip
 SUFFIXES = (".safetensors", ".npz", ".bin", ".pt", ".pth")
 BESIDE = ("config.json", "open_clip_config.json", "preprocessor_config.json", adapters.CONFIG)
+# B/17 is meant as a variant, and names no repository: owners on the Hub have longer names.
+_VARIANT = re.compile(r"[A-Za-z]{1,2}/\d{1,3}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -109,8 +111,8 @@ def _named(name: str) -> Path:
             f" builds it; weights are a file, a folder, or a name on the Hugging Face Hub"
             f" (timm/vit_base_patch16_224.augreg_in21k_ft_in1k)"
         )
-    if not _HUB_NAME.fullmatch(repository) or repository.endswith(SUFFIXES):
-        raise FileNotFoundError(f"{WHO}: there is no file or folder {name:.200}")
+    if _VARIANT.fullmatch(name) or not _HUB_NAME.fullmatch(repository) or _is_path(name):
+        raise FileNotFoundError(f"{WHO}: there is no file or folder {name:.200}{_nearest(name)}")
     try:
         import huggingface_hub as hub
     except ImportError as error:
@@ -128,6 +130,21 @@ def _named(name: str) -> Path:
             f"{WHO}: there is no file or folder {name}, and the Hugging Face Hub could not be"
             f" asked for {repository}: {type(error).__name__}: {why:.200}"
         ) from error
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(SUFFIXES)
+
+
+def _nearest(name: str) -> str:
+    """What ViTConfig says of a name that might be meant as a model's, "" of a path."""
+    if _is_path(name) or (os.sep in name and not _VARIANT.fullmatch(name)):
+        return ""
+    try:
+        ViTConfig.named(name)
+    except ValueError as error:
+        return f", and no model of that name: {str(error).removeprefix('ViTConfig.named: ')}"
+    return ""
 
 
 def _is_configuration(name: str) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 
 from ...config import ViTConfig
 from .base import Checkpoint, Refused, Rule, place_fields
-from .timm import Timm
+from .timm import ROPE, Timm
 
-ROPE = ("rope", "rope_temperature", "rope_offset", "rope_x_first", "rope_grid", "rope_half")
 _NAMED = ("heads", "activation", "norm_eps", "layer_scale", "block", "dynamic_image_size")
 _DINOV3 = {"rope": "dinov3", "rope_temperature": 100.0, "rope_half": True, "norm_eps": 1e-5}
 _DINOV3 |= {"dynamic_image_size": True}
+_ENORMOUS = (1792, 64)  # width and depth of EVA-02's enormous CLIP, whose norms come last
 
 
 class Eva(Timm):
@@ -31,6 +31,8 @@ class Eva(Timm):
         found = super().fields(c)
         if "blocks.0.gamma_1" in c.tensors:
             found["layer_scale"] = 1e-5
+        if (found["width"], found["depth"]) == _ENORMOUS:
+            found.setdefault("block", "post_norm")
         return found | self.rope_fields(c, found)
 
     def rope_fields(self, c: Checkpoint, found: dict[str, Any]) -> dict[str, Any]:

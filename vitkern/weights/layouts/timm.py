@@ -11,6 +11,7 @@ from .base import (
     PLAIN,
     Checkpoint,
     Layout,
+    Refused,
     Rule,
     heads_of,
     pairs,
@@ -29,11 +30,21 @@ VECTORS = ("attn.relative_position_bias_table", "attn.q_bias", "attn.v_bias", "l
 STEM = (0, 1, 4, 5, 8, 9)  # convolutions and norms of vitkern's own stem (stem.py)
 # The first convolution of a hybrid's stem.
 FIRST = tuple(f"patch_embed.backbone.{n}.weight" for n in ("stem.conv", "conv", "conv1.0"))
-# What only the model's name, or fields that are given, tell of a ViT: a name, and what to call it.
-UNTOLD = {
-    "stem": (r"patch_embed\.backbone\.", "the hybrid's convolutional stem"),
-    "block": (r"blocks\.0\.(attns|in_proj)", "parallel blocks"),
-}
+POOL = ("pool_heads", "pool_mlp_width", "pool_prefix")
+ROPE = ("rope", "rope_temperature", "rope_offset", "rope_x_first", "rope_grid", "rope_half")
+# What only the model's name, or a field that is given, tells of a ViT: the field, names that show
+# that it has something, names of which it has none, and what it has. No published model with these
+# names is without that (tests/layouts/test_untold.py).
+UNTOLD = (
+    ("stem", (r"patch_embed\.backbone\.",), (), "the hybrid's convolutional stem"),
+    ("block", (r"blocks\.0\.(attns|in_proj)",), (), "parallel blocks"),
+    ("rope", ("norm_pre", "attn_pool"), (), "the rotary positions of Perception Encoder"),
+    ("rope", ("norm_pre",), (r"(fc_)?norm\.",), "the rotary positions of Perception Encoder"),
+    ("block", (r"(blocks\.0\.attn|shared)\.?_?rel_pos\.mlp",), (r"blocks\.0\.ls1",),
+     "blocks with norms after attention and MLP"),
+    ("block", ("pos_embed",), ("cls_token", "reg_token", r"blocks\.0\.(attn\.qkv\.bias|ls1)"),
+     "blocks with norms after attention and MLP"),
+)  # fmt: skip
 # What a ViT of these names may have that ViTConfig does not.
 MISSING = (
     (r"blocks\.0\.mlp\.(w1\.|gate)", "another gated MLP than those of timm and DINOv2"),
@@ -67,13 +78,11 @@ class Timm(Layout):
     head = r"head\.|head_dist\.|head_norm\.|pre_logits\."
 
     def refusal(self, c: Checkpoint) -> str:
-        # A file that vitkern wrote says its stem; timm's says its name.
-        known = {**_whole(c), **(c.own_fields() or {}), **c.said}
-        untold = [what for field, what in UNTOLD.items() if field not in known]
-        return first_found(c, (*untold, *MISSING))
+        return first_found(c, MISSING)
 
     def fields(self, c: Checkpoint) -> dict[str, Any]:
         named, whole = _named(c), _whole(c)
+        _check_told(c, {**named, **whole, **c.said})
         if whole:
             whole |= {k: v for k, v in self.head_fields(c).items() if k == "classes"}
             return whole | _pixels(c, whole["channels"])
@@ -90,6 +99,11 @@ class Timm(Layout):
         found |= self.block_fields(c, D, named.get("heads") or heads_of(D, found["depth"]))
         found |= _relative_mlp(c)
         found |= self.head_fields(c)
+        hidden = c.size("attn_pool.mlp.fc1.weight", 0, found["mlp_width"])
+        if found["pool"] != "map":
+            found |= dict.fromkeys(POOL[:2]) | {"pool_prefix": False}
+        elif hidden != found["mlp_width"]:
+            found["pool_mlp_width"] = hidden
         found["pre_norm"] = "norm_pre.weight" in c.tensors
         found.setdefault("norm_eps", 1e-5 if found["pre_norm"] else 1e-6)
         return found | _pixels(c, found["channels"])
@@ -180,8 +194,20 @@ class Timm(Layout):
         return ""
 
 
+def _check_told(c: Checkpoint, known: dict[str, Any]) -> None:
+    """Refuses a model that tensors alone would make another one of."""
+    for field, shown, absent, what in UNTOLD:
+        has = all(any(re.match(one, name) for name in c.tensors) for one in shown)
+        lacks = not any(re.match(one, name) for one in absent for name in c.tensors)
+        if field not in known and has and lacks:
+            raise Refused(
+                f"its tensors look like {what}, and do not tell: load the folder with its"
+                f" config.json, or pass {field}= and what goes with it"
+            )
+
+
 def _named(c: Checkpoint) -> dict[str, Any]:
-    """What timm's config.json says by the architecture's name: heads, activation, eps."""
+    """What timm's config.json says by the architecture's name, and tensors do not."""
     name = c.config.get("architecture")
     if not isinstance(name, str):
         return {}
@@ -189,7 +215,7 @@ def _named(c: Checkpoint) -> dict[str, Any]:
         known = ViTConfig.named(name)
     except ValueError:
         return {}
-    told = ("heads", "activation", "norm_eps", "layer_scale")
+    told = ("heads", "activation", "norm_eps", "layer_scale", "block", *ROPE, *POOL)
     return {key: getattr(known, key) for key in told}
 
 
