@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tools.gpu_traffic import update
+from tools.page_table import update
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"

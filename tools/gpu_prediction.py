@@ -12,7 +12,6 @@ by L2.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Collection, Sequence
@@ -20,7 +19,8 @@ from typing import NamedTuple
 
 import torch
 
-from tools.gpu_traffic import META, Eager, FusedAttention, of_launch, update
+from tools import page_table
+from tools.gpu_traffic import META, Eager, FusedAttention, of_launch
 from tools.gpu_waves import PAGE
 from vitkern import ViT, ViTConfig
 from vitkern.engines.gpu import GpuEngine
@@ -207,9 +207,7 @@ def table(batches: Sequence[int] = BATCHES, boards: Collection[str] = tuple(BOAR
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    return update(PAGE, BEGIN, END, table(), parser.parse_args(arguments).check)
+    return page_table.main(__doc__, PAGE, (BEGIN, END), table, arguments)
 
 
 if __name__ == "__main__":

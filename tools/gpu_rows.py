@@ -60,6 +60,9 @@ def uses() -> Iterator[Use]:
         yield Use({"image_size": 256}, 64, False, precision)  # one row beyond whole tiles of 128
         yield Use({"qk_norm": True}, 1, False, precision)
         yield Use({"rope": "axial"}, 8, True, precision)
+        for batch in (1, 8, 64):
+            yield Use({"rope": "axial"}, batch, False, precision)
+        yield Use({"rope": "axial", "qk_norm": True}, 1, False, precision)
         yield Use({"dropout": 0.1, "projection_dropout": 0.1, "drop_path": 0.1}, 8, True, precision)
         long = {"width": 4096, "heads": 64, "mlp_width": 512}  # a row over eight warps
         yield Use(long, 1, True, precision)

@@ -1,7 +1,7 @@
 """Counts launches and bytes of a forward and of a training step, for docs/gpu.md.
 
-    python tools/gpu_traffic.py            # writes the tables between the page's markers
-    python tools/gpu_traffic.py --check    # status 1 if the page is old
+    python -m tools.gpu_traffic            # writes the tables between the page's markers
+    python -m tools.gpu_traffic --check    # status 1 if the page is old
 
 A launch moves at least each of its tensors once. Tiles that are read again by other programs are
 assumed to come from L2; a matrix larger than that moves more. The same rule serves for eager
@@ -16,7 +16,6 @@ reads the image and every parameter once and writes the result (and the gradient
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 import re
 import sys
@@ -29,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tools import page_table
 from vitkern import ViT, ViTConfig
 from vitkern.engines.gpu import GpuEngine
 from vitkern.engines.trace import Launchers
@@ -193,24 +193,8 @@ def tables() -> str:
     return text
 
 
-def update(page: pathlib.Path, begin: str, end: str, made: str, check: bool) -> int:
-    """Writes what was made between a page's markers; with `check`: 1 if it is not there."""
-    text = page.read_text()
-    inside = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
-    if not inside.search(text):
-        raise SystemExit(f"{page} has no {begin} ... {end}")
-    new = inside.sub(lambda _: f"{begin}\n{made}{end}", text)
-    print(made)
-    if check:
-        return int(new != text)
-    page.write_text(new)
-    return 0
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    return update(PAGE, BEGIN, END, tables(), parser.parse_args(arguments).check)
+    return page_table.main(__doc__, PAGE, (BEGIN, END), tables, arguments)
 
 
 if __name__ == "__main__":

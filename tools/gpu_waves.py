@@ -11,13 +11,12 @@ fills more can be the slower one. Arithmetic (gpu/tiles.py), not a measurement.
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from tools.gpu_traffic import update
+from tools import page_table
 from vitkern.gpu import hardware, tiles
 from vitkern.gpu.configs import Row
 
@@ -169,9 +168,9 @@ def others() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    status = update(PAGE, BEGIN, END, f"{table()}\n{others()}", parser.parse_args(arguments).check)
+    status = page_table.main(
+        __doc__, PAGE, (BEGIN, END), lambda: f"{table()}\n{others()}", arguments
+    )
     wrong = list(complaints())
     print(*wrong, sep="\n")
     return int(bool(wrong) or status)

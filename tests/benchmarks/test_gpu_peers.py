@@ -91,6 +91,7 @@ def test_optional_packages_are_timed_where_they_are(installed):
     assert "not installed" not in tables.summary(stamped(outcome))
 
 
+@pytest.mark.full
 def test_what_a_package_does_not_do_is_said(installed):
     outcome = run("train", "fp32")
     assert lost(outcome)["flash_attn"] == "flash-attn takes fp16 and bf16 only"

@@ -137,6 +137,7 @@ def test_a_kernel_that_raises_is_a_failed_check(tmp_path, capsys, monkeypatch):
     assert "FAILED: RuntimeError: no binary for this architecture" in said.out
 
 
+@pytest.mark.full
 def test_who_does_not_fit_into_memory_is_left_out(tmp_path, capsys, monkeypatch):
     def too_large(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB")
@@ -266,7 +267,7 @@ def test_without_a_gpu_pytest_says_the_same():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (("--batch", "0"), "batch sizes such as 1,8,64"),
+        (("--batch", "0"), "no list of sizes such as 1,8,64"),
         (("--dtype", "fp8"), "choose from bf16,fp16,tf32,fp32"),
         (("--model", "Q/16"), "unknown variant"),
         (("--image-size", "100"), "100"),

@@ -240,7 +240,7 @@ def test_a_limit_is_the_best_that_the_machine_showed():
         (("--device", "cuda", "--threads", "2"), "--threads is for the CPU"),
         (("--precision", "fp8"), "choose from fp32,tf32,bf16,int8"),
         (("--against", "jax"), "choose from torch,compile,onnxruntime,openvino"),
-        (("--batch", "0"), "no list of batch sizes"),
+        (("--batch", "0"), "no list of sizes"),
     ],
 )
 def test_what_cannot_be_done_is_refused(arguments, said, capsys):

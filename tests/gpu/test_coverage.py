@@ -47,8 +47,30 @@ OTHERS = {
         "qk-norm and LayerScale": ViTConfig.named("B/16", qk_norm=True, layer_scale=1e-5),
         "L/16 with qk-norm": ViTConfig.named("L/16", qk_norm=True, image_size=384),
     },
+    "dinov3": {
+        f"dinov3 {word} at {size}": ViTConfig.named(f"vit_{word}", image_size=size)
+        for word, size in (
+            ("small_patch16_dinov3", 224),
+            ("base_patch16_dinov3", 512),
+            ("large_patch16_dinov3_qkvb", 224),
+            ("large_patch16_dinov3", 768),
+        )
+    },
+    "eva02": {
+        "eva02 at 336": ViTConfig.named("eva02_base_patch14_224", image_size=336),
+    },
 }
-WORDS = {"dinov2": "dinov2", "clip": "clip", "deit3_": "deit3"}  # in names that vitkern knows
+# Of names_rotary.py those that kernels are built for; others are compiled when first used.
+ROTARY = [
+    f"vit_{word}_patch16_dinov3{bias}"
+    for word in ("small", "small_plus", "base", "large", "huge_plus")
+    for bias in ("", "_qkvb")
+]
+ROTARY += [f"eva02_{word}_patch14_{size}" for word in ("base", "large") for size in (224, 448)]
+ROTARY += ["eva02_base_patch16_clip_224", "eva02_large_patch14_clip_336"]
+# In names that vitkern knows: the first that is found.
+WORDS = {"dinov3": "dinov3", "eva02": "eva02"}
+WORDS |= {"dinov2": "dinov2", "clip": "clip", "deit3_": "deit3"}
 
 
 def family(name: str) -> str:
@@ -57,7 +79,7 @@ def family(name: str) -> str:
 
 def members(kind: str) -> list[str]:
     """Every model of a family that has a name anywhere."""
-    named = [name for name in config.names() if family(name) == kind]
+    named = [name for name in [*config.names(), *ROTARY] if family(name) == kind]
     return list(dict.fromkeys([*named, *catalogue.FAMILIES[kind], *OTHERS[kind]]))
 
 
@@ -129,6 +151,23 @@ def test_a_model_s_list_has_the_kernels_of_every_batch(arch, name):
         for images in trace.IMAGES[1:]:
             found += missing(built, trace.Case(name, "bf16", batch, images=images), arch)
     assert not found
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        pytest.param("vit_tiny_r_s16_p8_224", (2, 64, 56, 56), id="hybrid"),
+        pytest.param("vit_so400m_patch14_siglip_384", (2, 3, 378, 378), id="cropped"),
+        pytest.param("vit_relpos_base_patch32_plus_rpn_256", (2, 3, 256, 256), id="post-norm"),
+    ],
+)
+def test_launches_are_those_of_an_image_of_the_models_size(name, shape):
+    """A stem's stride and pixels beyond the last patch count; engines may refuse blocks."""
+    found = trace.launches(trace.Case(name, "bf16", 2), "sm_90")
+    embeds = [one for one in found if one.kernel.__name__ == "patch_embed_forward"]
+    assert {tuple(one.arguments["image"].shape) for one in embeds} == {shape}
+    pixels = catalogue.config(name).pixels[1] if "_r_" not in name else shape[3]
+    assert {one.arguments["strides"][2] for one in embeds} == {pixels}
 
 
 def test_a_missing_kernel_is_seen():

@@ -13,15 +13,14 @@ from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.evidence.interpreter import Interpreter
 from tests.gpu import stand_in
 from tests.gpu.contract import gpu
-from tests.model.tiny_models import OPTIONS, tiny
+from tests.model.tiny_models import OPTIONS, check_error, tiny
 from vitkern import _C, ViT, ViTConfig
-from vitkern.contract import Error
 from vitkern.engines.gpu import GpuEngine
 from vitkern.gpu import launch, layernorm
 from vitkern.gpu.aot import build as aot
 from vitkern.gpu.runtime import device, plan
 from vitkern.gpu.runtime.binary import BinaryError, BinaryExecutor, Store
-from vitkern.precision import PRECISIONS
+from vitkern.precision import PRECISIONS, name_of
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -34,7 +33,7 @@ def images(model, batch=3, dtype=None):
 
 
 def check(got, model, image, want="logits", precision=None):
-    """Twice torch's own error at most, as every path of a model is held to."""
+    """The error contract, as every path of a model is held to."""
     function = {"logits": ViT.forward, "tokens": ViT.forward_features}[want]
     wide = copy.deepcopy(model).double()
     wide.path, model.path, model.precision = "reference", "reference", precision
@@ -44,10 +43,8 @@ def check(got, model, image, want="logits", precision=None):
             torchs = function(model, image)
     finally:
         model.path, model.precision = "auto", None
-    ours, theirs = Error.of(got, truth), Error.of(torchs, truth)
-    room = 4 if got.numel() <= 128 else 2
-    eps = torch.finfo(BF16 if precision == "bf16" else model.dtype).eps
-    assert ours.rms <= room * theirs.rms + eps / 4, f"{ours} against torch's {theirs}"
+    row = PRECISIONS[precision or name_of(model.dtype)]
+    check_error(got, torchs, truth, row.dtype, want, row)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -110,7 +107,7 @@ def test_matches_reference_in_every_precision(dtype, precision, arch):
     asked = precision if dtype == FP32 else None
     if precision == "tf32":  # between fp32 and bf16, which is what torch has to compare with here
         asked = "bf16"
-    check(engine.logits(image), model, image, precision=asked)
+    check(engine.tokens(image), model, image, "tokens", asked)
 
 
 def test_reads_bytes_in_any_layout():

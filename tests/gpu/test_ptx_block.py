@@ -19,6 +19,7 @@ from vitkern.engines.gpu import GpuEngine
 from vitkern.engines.trace import Launchers
 from vitkern.gpu.launch import executing
 from vitkern.precision import PRECISIONS
+from vitkern.verification.models import joint_error
 
 ARCHS = ("sm_80", "sm_89", "sm_90")
 TENSOR = {"sm_80": "mma", "sm_89": "mma", "sm_90": "wgmma"}  # what multiplies 16-bit operands
@@ -126,10 +127,8 @@ def test_training_step_of_a_block(arch, numerics, size):
     backward = {"attention_backward_queries", "attention_backward_keys", "weight_gradient_kernel"}
     assert backward <= names, names
     truths, torchs = reference_gradients(numerics, count)
-    for name, truth in truths.items():
-        got, theirs = Error.of(ours[name], truth), Error.of(torchs[name], truth)
-        # As tests/gpu/test_model.py: rounding of one layer moves all before it.
-        assert got.rms <= 3 * theirs.rms + torch.finfo(model.dtype).eps, f"{name}: {got}, {theirs}"
+    got, theirs = joint_error(ours, truths), joint_error(torchs, truths)
+    assert got.within(theirs, model.dtype, gpu=PRECISIONS[numerics]), f"{got}, torch's {theirs}"
 
 
 @functools.cache

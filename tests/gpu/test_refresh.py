@@ -71,6 +71,8 @@ MODELS = {
     "bf16": (BF16, None, {"layer_scale": 0.5}),
     "bf16-of-fp32": (FP32, "bf16", {"registers": 2, "pre_norm": True}),
     "relative": (FP32, None, {"position": "relative"}),
+    "learned-angles": (FP32, None, {"rope": "mixed", "position": "none"}),
+    "halves": (BF16, None, {"rope": "dinov3", "rope_half": True, "qk_norm": True}),
     "other-grid": (FP32, None, {"dynamic_image_size": True, "final_norm": "after_pool"}),
 }
 

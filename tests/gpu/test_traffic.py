@@ -27,7 +27,7 @@ def test_repeated_rows_are_read_once():
 def test_the_page_has_the_present_counts(capsys):
     status = gpu_traffic.main(["--check"])
     said = capsys.readouterr().out
-    assert status == 0, f"run tools/gpu_traffic.py\n{said}"
+    assert status == 0, f"run python -m tools.gpu_traffic\n{said}"
     rows = re.findall(r"\| (.+?) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|", said)
     assert rows
     for name, ours, eager, moved, eager_moved in rows:

@@ -85,8 +85,10 @@ def test_a_forward_compiles_with_the_installed_triton(arch):
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_kernel_compiles(version, arch):
-    ran = run_with(version, "-m", "tests.gpu.version_matrix", arch, "Ti/16", "bf16,fp32")
+@pytest.mark.parametrize("model", ("Ti/16", "eva02_tiny_patch14_336"))
+def test_every_kernel_compiles(model, version, arch):
+    """Of a plain model, and of one with rotary positions and a gated MLP."""
+    ran = run_with(version, "-m", "tests.gpu.version_matrix", arch, model, "bf16,fp32")
     assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
     assert f"triton {version} {arch}: " in ran.stdout
     print(ran.stdout)

@@ -20,29 +20,11 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from ..gpu.configs import ARCHS, BORROWED, TARGETS, nearest_arch
+from .name_lists import count_of, names, names_of
 
 if TYPE_CHECKING:
     from ..gpu.aot.build import Result
     from ..gpu.launch import Variant
-
-
-def names(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]
-
-
-def archs(text: str) -> list[str]:
-    found = names(text)
-    unknown = [name for name in found if name not in TARGETS]
-    if unknown or not found:
-        what = f"unknown architecture {unknown[0]}" if unknown else "no architecture"
-        raise argparse.ArgumentTypeError(f"{what}: choose from {','.join(TARGETS)}")
-    return found
-
-
-def jobs(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
-    return int(text)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--arch",
-        type=archs,
+        type=names_of(TARGETS, "architecture"),
         default=list(ARCHS),
         metavar="NAME,...",
         help=f"architectures, of {','.join(ARCHS)} (default all) and {','.join(BORROWED)}",
@@ -72,13 +54,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=names,
         metavar="NAME,...",
         help='models such as "B/16", timm\'s names, and families: vit, deit3, dinov2, clip, siglip,'
-        " qk_norm (default all of these)",
+        " qk_norm, dinov3, eva02 (default all of these)",
     )
     parser.add_argument(
         "--no-backward", action="store_true", help="inference only: half of the kernels"
     )
     parser.add_argument(
-        "--jobs", type=jobs, metavar="N", help="processes at once (default one per core)"
+        "--jobs",
+        type=count_of("processes"),
+        metavar="N",
+        help="processes at once (default one per core)",
     )
     parser.add_argument(
         "--check",

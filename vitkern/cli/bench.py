@@ -35,51 +35,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from .name_lists import names, names_of, numbers
+
 DTYPES = ("bf16", "fp16", "tf32", "fp32")
 CPU_PRECISIONS = ("fp32", "tf32", "bf16", "int8")
 PEERS = ("torch", "compile", "onnxruntime", "openvino")
 MODELS, BATCHES = ["S/16", "B/16"], [1, 8]
 QUICK_MODELS, QUICK_BATCHES, QUICK_SIZE = ["Ti/16"], [1], 64
 SECONDS, QUICK_SECONDS = 20.0, 3.0  # of turns for a case
-
-
-def names(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]
-
-
-def numbers(text: str) -> list[int]:
-    """1,8,64 -> [1, 8, 64]"""
-    try:
-        found = [int(part) for part in names(text)]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of batch sizes such as 1,8,64")
-    return found
-
-
-def dtypes(text: str) -> list[str]:
-    found = names(text)
-    unknown = [name for name in found if name not in DTYPES]
-    if unknown or not found:
-        raise argparse.ArgumentTypeError(f"{text!r}: choose from {','.join(DTYPES)}")
-    return found
-
-
-def precisions(text: str) -> list[str]:
-    found = names(text)
-    if not found or not set(found) <= set(CPU_PRECISIONS):
-        raise argparse.ArgumentTypeError(f"{text!r}: choose from {','.join(CPU_PRECISIONS)}")
-    return found
-
-
-def peers(text: str) -> list[str]:
-    found = names(text)
-    if found == ["none"]:
-        return []
-    if not found or not set(found) <= set(PEERS):
-        raise argparse.ArgumentTypeError(f"{text!r}: choose from {','.join(PEERS)}, or none")
-    return found
 
 
 # The options of a run on a GPU: of this command, of `python -m benchmarks.gpu` and of pytest.
@@ -95,7 +58,7 @@ GPU_OPTIONS: dict[str, dict] = {
         "help": "these batch sizes (default 1,8; GPU: 1,8,64,256 as memory allows)",
     },
     "--dtype": {
-        "type": dtypes,
+        "type": names_of(DTYPES, "precision"),
         "metavar": "NAME,...",
         "help": f"GPU: of {','.join(DTYPES)} (default all; tf32: fp32 with TF32 matmuls)",
     },
@@ -126,13 +89,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, **settings)
     parser.add_argument(
         "--precision",
-        type=precisions,
+        type=names_of(CPU_PRECISIONS, "precision"),
         metavar="NAME,...",
         help=f"CPU: vitkern's, of {','.join(CPU_PRECISIONS)} (default all)",
     )
     parser.add_argument(
         "--against",
-        type=peers,
+        type=names_of(PEERS, "engine", or_none=True),
         metavar="NAME,...",
         help=f"CPU: of {','.join(PEERS)}, or none (default those that are installed)",
     )

@@ -3,7 +3,7 @@
 An operator's results and gradients, at every shape of its row of the table, and a model's logits
 and gradients at each precision are compared with the reference in float64. An error is given as a
 multiple of the one that PyTorch itself makes here, and may be at most twice its worst and 1.25
-times its rms error, plus one eps (docs/design.md). A row of the certificate shows the check that
+times its rms error, plus one eps (docs/numerics.md). A row of the certificate shows the check that
 came nearest to its limit.
 
 Status 0: the contract is kept. 1: a result breaks it. 2: nothing was checked.
@@ -25,6 +25,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from .name_lists import names_of, names_or_none
+
 if TYPE_CHECKING:
     from ..verification.run import Check, Device
 
@@ -32,44 +34,29 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 QUICK_MODEL, QUICK_SIZE = "Ti/16", 64
 
 
-def names(text: str) -> list[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing: give names with commas, or none")
-    return [] if found == ["none"] else found
-
-
-def precisions(text: str) -> list[str]:
-    found = names(text)
-    unknown = [name for name in found if name not in PRECISIONS]
-    if unknown or not found:
-        raise argparse.ArgumentTypeError(f"{text!r}: choose from {','.join(PRECISIONS)}")
-    return found
-
-
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
-        type=names,
+        type=names_or_none,
         metavar="NAME,...",
         help=f"models (default B/16, with --quick {QUICK_MODEL}), or none",
     )
     parser.add_argument(
         "--operator",
-        type=names,
+        type=names_or_none,
         metavar="NAME,...",
         help="rows of the operator table, such as mlp or attention+bias (default all), or none",
     )
     parser.add_argument(
         "--precision",
-        type=precisions,
+        type=names_of(PRECISIONS, "precision"),
         default=list(PRECISIONS),
         metavar="NAME,...",
         help=f"of {','.join(PRECISIONS)} (default all that the device has)",
     )
     parser.add_argument(
         "--isa",
-        type=names,
+        type=names_or_none,
         metavar="NAME,...",
         help="instruction sets of the CPU, or all (default the one in use)",
     )

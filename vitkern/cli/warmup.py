@@ -18,26 +18,14 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from ..gpu.configs import TARGETS, nearest_arch
-from .aot import jobs, names, require_triton
+from .aot import require_triton
+from .name_lists import count_of, names, numbers
 
 if TYPE_CHECKING:
     from ..gpu.aot.build import Result
     from ..gpu.launch import Variant
     from ..gpu.runtime.cache import Cache
     from ..gpu.runtime.device import DeviceExecutor
-
-
-def numbers(text: str) -> list[int]:
-    found = names(text)
-    if not found or not all(one.isdigit() and int(one) for one in found):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of sizes such as 1,8")
-    return [int(one) for one in found]
-
-
-def processors(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of multiprocessors")
-    return int(text)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,12 +56,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--processors",
-        type=processors,
+        type=count_of("multiprocessors"),
         metavar="N",
         help="multiprocessors of the GPU, with --arch (default those of its usual board)",
     )
     parser.add_argument(
-        "--jobs", type=jobs, metavar="N", help="processes at once (default one per core)"
+        "--jobs",
+        type=count_of("processes"),
+        metavar="N",
+        help="processes at once (default one per core)",
     )
 
 

@@ -1,9 +1,9 @@
 """The models whose kernels `vitkern aot` builds: families of them, by name.
 
 A kernel's variant depends on few things about a model: patch and image size, head width, which
-tensors there are (LayerScale, biases, qk-norm), the activation, what divides its widths. So the few
-models here have the kernels of all that `ViTConfig.named` knows and of others like them:
-tests/gpu/test_coverage.py compares.
+tensors there are (LayerScale, biases, qk-norm, rotary positions), the activation, what divides its
+widths. So the few models here have the kernels of all named ones of their families and of others
+like them: tests/gpu/test_coverage.py compares.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ OWN: dict[str, ViTConfig] = {
     "qk_norm_base_patch16_224": ViTConfig.named("B/16", qk_norm=True),
     "qk_norm_large_patch14_224": ViTConfig.named("L/14", qk_norm=True, layer_scale=1e-5),
     "qk_norm_huge_patch14_224": ViTConfig.named("H/14", qk_norm=True),
+    **_at("vit_small_patch16_dinov3", 224),
 }
 
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -74,6 +75,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "siglip": tuple(name for name in OWN if name.startswith("siglip")),
     "qk_norm": tuple(name for name in OWN if name.startswith("qk_norm_")),
+    "dinov3": (
+        "vit_small_patch16_dinov3", "vit_base_patch16_dinov3_qkvb", "vit_large_patch16_dinov3",
+        "vit_huge_plus_patch16_dinov3", "vit_small_patch16_dinov3_at_224",
+    ),
+    "eva02": (
+        "eva02_base_patch14_224", "eva02_large_patch14_224", "eva02_large_patch14_448",
+        "eva02_base_patch16_clip_224",
+    ),
 }  # fmt: skip
 MODELS = tuple(name for names in FAMILIES.values() for name in names)
 

@@ -53,7 +53,7 @@ class Positions(NamedTuple):
     prefix: Tensor | None
     position: Tensor | None
     biases: tuple[Tensor | None, ...]  # of each block's scores
-    turns: tuple[Tensor | None, ...]  # of each block's queries and keys
+    turns: tuple[Tensor | None, ...]  # of each block's queries and keys, by rotary.by_pairs
 
     def of(self, block: int) -> Places:
         return self.biases[block], self.turns[block]
@@ -86,10 +86,9 @@ class Fold(NamedTuple):
 
     def block(self, block: Any) -> Block:
         attn, mlp = block.attn, block.mlp
-        q_norm, k_norm = _norm_or_none(attn.q_norm), _norm_or_none(attn.k_norm)
         return Block(
-            self.norm_linear(block.norm1, attn.qkv_weight(), attn.qkv_bias()),
-            None if q_norm is None or k_norm is None else (q_norm, k_norm),
+            self.norm_linear(block.norm1, *_qkv(attn)),
+            _qk_norm(attn),
             _norm_or_none(attn.norm),
             self.linear(attn.proj, block.ls1),
             self.norm_linear(block.norm2, mlp.fc1_weight(), mlp.fc1_bias()),
@@ -107,6 +106,39 @@ class Fold(NamedTuple):
 
     def _matrix(self, layer: nn.Linear | nn.Conv2d) -> Tensor:
         return layer.weight.detach().to(PRECISIONS[self.precision].dtype).contiguous()
+
+
+def _qkv(attn: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias, so that channels which rotary positions turn together are neighbours.
+
+    The order of a head's channels changes no score, as long as queries and keys have the same.
+    """
+    weight, bias = attn.qkv_weight(), attn.qkv_bias()
+    order = _order(attn, weight)
+    if order is None:
+        return weight, bias
+    first = torch.arange(2 * attn.heads, device=weight.device)[:, None] * len(order)
+    values = torch.arange(first.numel() * len(order), len(weight), device=weight.device)
+    rows = torch.cat([(first + order).flatten(), values])
+    return weight[rows], None if bias is None else bias[rows]
+
+
+def _qk_norm(attn: Any) -> tuple[Norm, Norm] | None:
+    q_norm, k_norm = _norm_or_none(attn.q_norm), _norm_or_none(attn.k_norm)
+    if q_norm is None or k_norm is None:
+        return None
+    order = _order(attn, q_norm[0])
+    if order is None:
+        return q_norm, k_norm
+    return (q_norm[0][order], q_norm[1][order]), (k_norm[0][order], k_norm[1][order])
+
+
+def _order(attn: Any, like: Tensor) -> Tensor | None:
+    """The channels of a head, 0, E/2, 1, E/2 + 1, ...; None: neighbours turn together already."""
+    if attn.rope == "none" or not attn.rope_half:
+        return None
+    E = attn.proj.in_features // attn.heads
+    return torch.arange(E, device=like.device).view(2, E // 2).T.flatten()
 
 
 def _norm(norm: Any) -> Norm:

@@ -1,11 +1,11 @@
 """The engine on a GPU: weights folded once, then one plan of launches per image shape.
 
 Five launches a block: qkv with LayerNorm folded in, attention, projection + residual, fc1 with
-LayerNorm folded in, fc2 + residual. Where a model has them, more: queries and keys normalised,
-turned by rotary positions, a gate after fc1, a norm before the projection or before fc2. The
-kernels that write the residual stream leave its rows' moments for the next LayerNorm
-(gpu/moments.py). With the class token's row alone asked for, the last block computes only that row
-after its keys and values.
+LayerNorm folded in, fc2 + residual. Where a model has them, more: queries and keys normalised, a
+gate after fc1, a norm before the projection or before fc2. Rotary positions add none: what writes
+queries and keys turns them. The kernels that write the residual stream leave its rows' moments for
+the next LayerNorm (gpu/moments.py). With the class token's row alone asked for, the last block
+computes only that row after its keys and values.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..gpu import attention, layernorm, linear_residual, moments, norm_linear, patch_embed, swiglu
-from ..gpu import rotary as rotary_kernels
+from ..gpu import (
+    attention,
+    layernorm,
+    linear_residual,
+    moments,
+    norm_linear,
+    patch_embed,
+    rotary,
+    swiglu,
+)
 from ..gpu.launch import Executor, cdiv
 from ..gpu.runtime import device, plan
 from ..gpu.runtime.binary import current_stream
@@ -292,8 +300,15 @@ class GpuEngine(Engine):
         prefix, position = self.model.position_rows(*grid)
         biases = [self.model.attention_bias(i, *grid) for i in range(self.config.depth)]
         tables = tuple(None if b is None else b[None] for b in biases)
-        turns = tuple(rows_of(self.model.rotation(i, grid)) for i in range(self.config.depth))
-        return Positions(rows_of(prefix), rows_of(position), tables, turns)
+        return Positions(rows_of(prefix), rows_of(position), tables, self._turns_of(grid))
+
+    def _turns_of(self, grid: tuple[int, int]) -> tuple[Tensor | None, ...]:
+        """Of each block: one table that all share, unless their angles are learned."""
+        c = self.config
+        own = c.depth if c.rope == "mixed" else min(c.depth, 1)
+        tables = [self.model.rotation(i, grid) for i in range(own)]
+        turns = tuple(None if t is None else rotary.by_pairs(t.detach()) for t in tables)
+        return turns if own == c.depth else turns * c.depth
 
     def _embed(self, image: Tensor, positions: Positions, buffers: Buffers) -> Stream:
         c, ends = self.config, self._ends
@@ -315,11 +330,11 @@ class GpuEngine(Engine):
     ) -> Stream:  # fmt: skip
         c, (bias, turns) = self.config, places
         qkv = buffers.qkv(c.heads)
-        self._folded(block.qkv, stream, qkv, "none")
-        if block.qk_norm is not None:
-            layernorm.normalise_heads(qkv, *block.qk_norm, c.norm_eps)
-        if turns is not None:
-            rotary_kernels.turn(qkv, turns, qkv, c.rope_half)
+        if block.qk_norm is None:
+            self._folded(block.qkv, stream, qkv, "none", turns)
+        else:
+            self._folded(block.qkv, stream, qkv, "none")
+            layernorm.normalise_heads(qkv, *block.qk_norm, c.norm_eps, turns)
         y = buffers.heads(c.heads, queries)
         attention.attend(
             qkv, y, None, bias, c.head_dim**-0.5, 0.0, None, None, queries,
@@ -351,10 +366,14 @@ class GpuEngine(Engine):
         layernorm.normalise(rows, *norm, y, self.config.norm_eps)
         return y
 
-    def _folded(self, linear: Folded, stream: Stream, y: Tensor, activation: str) -> None:
+    def _folded(
+        self, linear: Folded, stream: Stream, y: Tensor, activation: str,
+        turns: Tensor | None = None,
+    ) -> None:  # fmt: skip
         norm_linear.folded_linear(
-            stream.x, stream.parts, stream.width, *linear, y, activation, self.config.norm_eps
-        )
+            stream.x, stream.parts, stream.width, *linear, y, activation, self.config.norm_eps,
+            turns,
+        )  # fmt: skip
 
 
 def _capturing(device: torch.device) -> bool:

@@ -110,15 +110,24 @@ def operator_launches(case: Case, recorder: Recorder) -> None:
 
 def engine_launches(case: Case, recorder: Recorder) -> None:
     """The packed engine's plans."""
-    if case.training:
+    if case.training or _why_no_engine(case):
         return
     engine = _engine(case.name, case.precision, case.depth, case.size)
-    image, c, dtype = _images(case, engine.model), engine.model.config, engine.model.dtype
+    image = engine.model.feature_map(_images(case, engine.model))  # as the engine itself begins
+    c, dtype = engine.model.config, engine.model.dtype
     logits = torch.empty(case.batch, c.classes or c.width, dtype=dtype, device="meta")
     tokens = torch.empty(case.batch, c.tokens, c.width, dtype=dtype, device="meta")
     with torch.no_grad(), executing(recorder):
         for want in engine.wants:
             engine.start(want, image, logits if want == "logits" else tokens)
+
+
+def _why_no_engine(case: Case) -> str:
+    """Why the operators alone serve a model, in which case there are no plans to record."""
+    from .gpu import GpuEngine
+
+    model = _model(case)
+    return GpuEngine.why_not(model, _images(case, model), MIXTURES[case.precision].precision)
 
 
 def _model(case: Case) -> ViT:
@@ -149,8 +158,7 @@ def _engine(name: str, precision: str, depth: int, size: int | None) -> GpuEngin
 
 
 def _images(case: Case, model: ViT) -> Tensor:
-    p, (down, across) = model.config.patch_size, model.config.grid
-    size = (p * down, p * across)
+    size = model.config.pixels  # which a stem's stride and a cropped edge are part of
     dtype = model.dtype if case.images == IMAGES[0] else torch.uint8
     if case.images.startswith("pixels"):
         pixels = torch.empty(case.batch, *size, 3, dtype=dtype, device="meta")

@@ -157,9 +157,9 @@ def tile_for(kernel: str, x: Tensor, weight: Tensor, M: int, N: int) -> configs.
     return tiles.choose(kernel, executor.arch, bits, M, N, executor.processors, odd)
 
 
-def shares_for(weight: Tensor, M: int) -> tiles.Shared:
+def shares_for(grad: Tensor, weight: Tensor, M: int) -> tiles.Shared:
     """The tile of a weight gradient over M rows, and among how many programs these are shared."""
-    executor, bits, odd = launch.executor_of(weight), _bits(weight, weight), is_odd(*weight.shape)
+    executor, bits, odd = launch.executor_of(weight), _bits(grad, weight), is_odd(*weight.shape)
     if executor.tile is not None:
         every = tiles.sharings(executor.arch, bits, odd)
         return every[min(executor.tile, len(every) - 1)]

@@ -35,9 +35,7 @@ def input_gradient_kernel(
     rows, columns, block_k = gemm.own_tile(M, K, BM, BN, GROUP)
     n = tl.arange(0, BK)
     g_at = grad + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * grad_stride + n[None, :]
-    w_at = weight + n.to(tl.int64)[:, None] * K + tl.minimum(columns, K - 1)[None, :]
-    if EVEN:  # columns come in whole tiles: say that they are contiguous
-        w_at = weight + n.to(tl.int64)[:, None] * K + columns[None, :]
+    w_at = weight + n.to(tl.int64)[:, None] * K + columns[None, :]
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, N, BK):
         if EVEN:
@@ -45,7 +43,8 @@ def input_gradient_kernel(
         else:
             live = n < N - start
             g = tl.load(g_at, mask=live[None, :], other=0.0)
-            w = tl.load(w_at, mask=live[:, None], other=0.0)
+            # Columns behind the last are masked: clamped ones would not be seen to be contiguous.
+            w = tl.load(w_at, mask=live[:, None] & (columns < K)[None, :], other=0.0)
         if gamma is not None:
             scale = tl.load(gamma + start + n, mask=n < N - start, other=0.0).to(tl.float32)
             g = g.to(tl.float32) * scale[None, :]
@@ -194,7 +193,7 @@ def weight_gradient(
     (grad, grad_stride), (x, x_stride) = gemm.rows_of(grad), gemm.rows_of(x)
     weight, bias, gamma = weight.contiguous(), gemm.vector(bias), gemm.vector(gamma)
     (M, N), K = grad.shape, x.shape[1]
-    row, splits = shared = gemm.shares_for(weight, M)
+    row, splits = shared = gemm.shares_for(grad, weight, M)
     dweight = torch.empty_like(weight)
     dbias, dgamma = (None if t is None else t.new_empty(t.shape) for t in (bias, gamma))
     whole = splits == 1 and gamma is None

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import launch
+from . import launch, rotary
 from .gemm import channel as channels
 from .gemm import row_for, rows_of, vector
 from .moments import store_row
@@ -58,13 +58,15 @@ def layernorm_forward(
             store_row(moments, rows, live, out, inside, D)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "S"])
 def heads_norm_forward(
     x,  # (tokens, 3, H, E): packed q, k, v
     q_weight, q_bias, k_weight, k_bias,  # (E,)
+    turns,  # (H or 1, S, E) fp32: rotary.by_pairs of rotary positions, or None
     y,  # the same memory as x
     M,  # rows: tokens * 2 * H, the queries and keys of every head
-    H, E, eps,
+    H, E, S, eps,
+    SHARED: tl.constexpr,  # whether all heads turn alike
     BM: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -81,6 +83,10 @@ def heads_norm_forward(
     scale = tl.where(is_query, channels(q_weight, columns, E), channels(k_weight, columns, E))
     shift = tl.where(is_query, channels(q_bias, columns, E), channels(k_bias, columns, E))
     out = away * rstd[:, None] * scale + shift
+    if turns is not None:
+        by = token % S if SHARED else head % H * S + token % S
+        angles = tl.load(turns + (by * E)[:, None] + columns[None, :], mask=mask, other=0.0)
+        out = rotary.turned(out, angles, BM, BD)
     tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
 
 
@@ -177,16 +183,23 @@ def normalise(
 
 
 def normalise_heads(
-    qkv: Tensor, q_norm: tuple[Tensor, Tensor], k_norm: tuple[Tensor, Tensor], eps: float
+    qkv: Tensor,
+    q_norm: tuple[Tensor, Tensor],
+    k_norm: tuple[Tensor, Tensor],
+    eps: float,
+    turns: Tensor | None = None,
 ) -> None:
-    """LayerNorm of every head's queries and keys, in place: packed qkv (B, S, 3, H, E)."""
+    """LayerNorm of every head's queries and keys, in place: packed qkv (B, S, 3, H, E).
+
+    turns: of rotary.by_pairs, by which they are turned then.
+    """
     B, S, _, H, E = qkv.shape
     M = B * S * 2 * H
     row = row_for("heads_norm", qkv)
     launch.launch(
         heads_norm_forward, (launch.cdiv(M, row.blocks["BM"]),), row, ("y",),
         x=qkv, q_weight=q_norm[0], q_bias=q_norm[1], k_weight=k_norm[0], k_bias=k_norm[1], y=qkv,
-        M=M, H=H, E=E, eps=eps, BD=block(E),
+        M=M, H=H, E=E, eps=eps, BD=block(E), **rotary.arguments(turns),
     )  # fmt: skip
 
 

@@ -5,7 +5,8 @@ on its way to the tensor cores. In a plan (inference) LayerNorm is folded into t
 y = rstd (x W'^T - mean rowsum(W')) + b' with W' = W gamma and b' = b + W beta, and the moments come
 from the kernel that wrote x: no pass over x and no prologue at all. Where x has more bits than the
 tensor cores take, rounding it would cost mean / sigma times LayerNorm's own error: there the loop,
-which has to convert x in any case, multiplies (x - mean) rstd with W'.
+which has to convert x in any case, multiplies (x - mean) rstd with W'. Where y is qkv of a model
+with rotary positions, the epilogue turns its queries and keys as well.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..precision import Precision
-from . import gemm, launch, moments, philox
+from . import gemm, launch, moments, philox, rotary
 from .activations import activate
 from .elementwise import activation_gradient
 from .gemm_backward import input_gradient, weight_gradient
@@ -59,19 +60,21 @@ def norm_linear_forward(
     tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "S"])
 def folded_linear_forward(
     x,  # (M, K) by rows
     parts,  # (ceil(K / PART), M, 2) fp32: moments of x
     weight,  # (N, K): W gamma
     sums,  # (N,) fp32: row sums of it, as it is stored; None: x is normalised before it is rounded
     bias,  # (N,) fp32: b + W beta
+    turns,  # (H or 1, S, E) fp32: y is qkv (M, 3, H, E), and this its rotary.by_pairs; or None
     y,  # (M, N)
-    M, N, K, x_stride, eps,
+    M, N, K, S, x_stride, eps,
+    HEAD: tl.constexpr, SHARED: tl.constexpr,  # of turns: E, and whether all heads have the same
     PART: tl.constexpr, ACTIVATION: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    rows, columns, _ = gemm.own_tile(M, N, BM, BN, GROUP)
+    rows, columns, block_n = gemm.own_tile(M, N, BM, BN, GROUP)
     if sums is None:
         mean, rstd = moments.load(parts, rows, rows < M, M, K, eps, PART)
         out = gemm.matmul(
@@ -84,8 +87,11 @@ def folded_linear_forward(
         mean, rstd = moments.load(parts, rows, rows < M, M, K, eps, PART)
         out = rstd[:, None] * (out - mean[:, None] * gemm.channel(sums, columns, N))
     out = activate(out + gemm.channel(bias, columns, N), ACTIVATION)
-    at, mask = gemm.elements_of(rows, columns, M, N)
-    tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
+    if turns is not None:
+        rotary.store_turned(y, out, turns, rows, block_n, M, N, S, HEAD, SHARED, BM, BN)
+    else:
+        at, mask = gemm.elements_of(rows, columns, M, N)
+        tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
 
 
 def forward(n, results, x, norm_weight, norm_bias, weight, bias, activation, eps, save) -> None:
@@ -164,8 +170,12 @@ def folded_linear(
     y: Tensor,
     activation: str,
     eps: float,
+    turns: Tensor | None = None,
 ) -> None:
-    """y (M, N) of x (M, K) by rows, whose moments its writer left (see the file's header)."""
+    """y (M, N) of x (M, K) by rows, whose moments its writer left (see the file's header).
+
+    turns: of rotary.by_pairs, where y is qkv (B, S, 3, H, E).
+    """
     x, x_stride = gemm.rows_of(x)
     (M, K), N = x.shape, weight.shape[0]
     row = gemm.tile_for("folded_linear", x, weight, M, N)
@@ -173,7 +183,7 @@ def folded_linear(
         folded_linear_forward, gemm.grid(M, N, row), row, ("y",),
         x=x, parts=parts, weight=weight, sums=sums, bias=bias, y=y, M=M, N=N, K=K,
         x_stride=x_stride, eps=eps, PART=part_width, ACTIVATION=activation, EVEN=gemm.even(K, row),
-        PRECISION=gemm.precision_of(weight),
+        PRECISION=gemm.precision_of(weight), **rotary.arguments(turns),
     )  # fmt: skip
 
 

@@ -1,11 +1,17 @@
 """rotary: queries and keys turned by the angles of their rows, values copied: one read, one write.
 
-A program holds both halves of BM rows of heads. The engine turns in place and leaves values alone;
-gradients turn back. A table's own gradient sums over images, and over heads where they share it, in
-a fixed order.
+A program of the operator holds both halves of BM rows of heads; gradients turn back. A table's own
+gradient sums over images, and over heads where they share it, in a fixed order.
+
+In a plan turning costs no pass over qkv: the kernel that writes queries and keys last, the GEMM or
+the one that normalises them, turns what it has in registers (store_turned, turned). There pairs are
+neighbours, 2e and 2e + 1, whatever the model: the engine orders the rows of the weight so, which
+changes no score.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -26,25 +32,75 @@ def _channels(BP: tl.constexpr, E, HALF: tl.constexpr):
     return pair, first, second
 
 
-@triton.jit(do_not_specialize=["M", "S"])
+@triton.jit
+def _turned(a, b, cos, sin):
+    """Both channels of pairs. Written as it shall be rounded, so that no two tiles differ."""
+    return tl.fma(a, cos, -(b * sin)), tl.fma(b, cos, a * sin)
+
+
+@triton.jit
+def turned(x, angles, BM: tl.constexpr, BN: tl.constexpr):
+    """x (BM, BN) in fp32 with columns 2e and 2e + 1 turned; angles are rows of by_pairs' table."""
+    a, b = tl.split(tl.reshape(x, (BM, BN // 2, 2)))
+    cos, sin = tl.split(tl.reshape(angles, (BM, BN // 2, 2)))
+    one, other = _turned(a, b, cos, sin)
+    return tl.reshape(tl.join(one, other), (BM, BN))
+
+
+@triton.jit
+def store_turned(
+    y, x, turns, rows, block, M, N, S,
+    E: tl.constexpr, SHARED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Store x (BM, BN), column block `block` of qkv (M, N), N = 3 H E, with q and k turned.
+
+    x is rounded first, as the operator would read it: 16 bits a channel are moved from the matmul's
+    layout to that of wide stores, which that of the angles' loads is, too. W angles serve all heads
+    of the tile where they can.
+    """
+    W: tl.constexpr = E if SHARED and E < BN and (E & (E - 1)) == 0 else BN
+    HEADS: tl.constexpr = BN // W
+    D = N // 3
+    first = block * BN
+    stored = tl.reshape(x.to(y.dtype.element_ty), (BM, HEADS, W // 2, 2))
+    a, b = tl.split(tl.permute(stored, (1, 0, 2, 3)))  # (HEADS, BM, W / 2)
+    channel = first + tl.arange(0, W)
+    at = (rows % S)[:, None] * E + (channel % E)[None, :]
+    if not SHARED:
+        at += (channel % D // E)[None, :] * (S * E)
+    # After x has changed its layout: before, 128 x 256 tiles spill (182 instructions of E = 128).
+    angles = tl.load(turns + at, mask=first < 2 * D, other=0.0)
+    cos, sin = tl.split(tl.reshape(angles, (1, BM, W // 2, 2)))
+    one, other = _turned(a.to(tl.float32), b.to(tl.float32), cos, sin)
+    head = first + W * tl.arange(0, HEADS)[:, None, None]
+    is_value = head + 2 * tl.arange(0, W // 2)[None, None, :] >= 2 * D
+    one = tl.where(is_value, a, one.to(a.dtype))
+    other = tl.where(is_value, b, other.to(b.dtype))
+    columns = head + tl.arange(0, W)[None, None, :]
+    to = rows.to(tl.int64)[None, :, None] * N + columns
+    mask = (rows < M)[None, :, None] & (columns < N)
+    tl.store(y + to, tl.reshape(tl.join(one, other), (HEADS, BM, W)), mask=mask)
+
+
+@triton.jit(do_not_specialize=["M", "S", "H"])
 def rotary_forward(
     x,  # (B, S, 3, H, E) by strides
     table,  # (H or 1, S, E) fp32: E/2 cosines, then E/2 sines
-    y,  # (B, S, 3, H, E); may be x
-    M,  # rows: B * S * PARTS * H
+    y,  # (B, S, 3, H, E)
+    M,  # rows: B * S * 3 * H
     S, H, E,
     strides,  # of x: image, token, part, head
-    SHARED: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr, PARTS: tl.constexpr,
+    SHARED: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     image_stride, token_stride, part_stride, head_stride = strides
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    head, part, token = rows % H, rows // H % PARTS, rows // (H * PARTS)
+    head, part, token = rows % H, rows // H % 3, rows // (H * 3)
     b, s = token // S, token % S
     pair, first, second = _channels(BP, E, HALF)
     mask = (rows < M)[:, None] & (pair < E // 2)[None, :]
     at = b * image_stride + s * token_stride + part * part_stride + head * head_stride
-    to = ((token * 3 + part) * H + head) * E
+    to = rows * E
     by = s * E if SHARED else (head * S + s) * E
     a = tl.load(x + at[:, None] + first[None, :], mask=mask, other=0.0).to(tl.float32)  # (BM, BP)
     c = tl.load(x + at[:, None] + second[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -52,9 +108,10 @@ def rotary_forward(
     sin = tl.load(table + by[:, None] + (E // 2 + pair)[None, :], mask=mask, other=0.0)
     if BACK:
         sin = -sin
-    turned = (part < 2)[:, None]  # values are copied
-    one = tl.where(turned, a * cos - c * sin, a).to(y.dtype.element_ty)
-    other = tl.where(turned, c * cos + a * sin, c).to(y.dtype.element_ty)
+    is_value = (part == 2)[:, None]
+    one, other = _turned(a, c, cos, sin)
+    one = tl.where(is_value, a, one).to(y.dtype.element_ty)
+    other = tl.where(is_value, c, other).to(y.dtype.element_ty)
     tl.store(y + to[:, None] + first[None, :], one, mask=mask)
     tl.store(y + to[:, None] + second[None, :], other, mask=mask)
 
@@ -94,8 +151,23 @@ def rotary_table_gradient(
     tl.store(out + to[:, None] + (E // 2 + pair)[None, :], dsin, mask=mask)
 
 
+def by_pairs(table: Tensor) -> Tensor:
+    """A table (H or 1, S, E) as kernels that turn pairs of neighbours read it, fp32.
+
+    The cosine of pair e is at 2e, its sine at 2e + 1: where the pair's own channels are.
+    """
+    return table.float().unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2).contiguous()
+
+
+def arguments(turns: Tensor | None) -> dict[str, Any]:
+    """Of a kernel that turns what it writes; absent where there is nothing to turn."""
+    if turns is None:
+        return dict(turns=None, S=None, HEAD=None, SHARED=None)
+    return dict(turns=turns, S=turns.shape[1], HEAD=turns.shape[2], SHARED=turns.shape[0] == 1)
+
+
 def forward(n, results, qkv, table, half) -> None:
-    turn(qkv, table, results[0], half)
+    _turn(qkv, table, results[0], half)
 
 
 def backward(grad, args, saved, needs) -> list[Tensor]:
@@ -103,25 +175,22 @@ def backward(grad, args, saved, needs) -> list[Tensor]:
     grads = {}
     if "qkv" in needs:
         grads["qkv"] = qkv.new_empty(qkv.shape)
-        turn(grad, table, grads["qkv"], half, back=True)
+        _turn(grad, table, grads["qkv"], half, back=True)
     if "table" in needs:
         grads["table"] = _table_gradient(grad, qkv, table, half)
     return list(grads.values())
 
 
-def turn(qkv: Tensor, table: Tensor, y: Tensor, half: bool, back: bool = False) -> None:
-    """y = qkv with queries and keys turned by the table; in place, values are not touched."""
+def _turn(qkv: Tensor, table: Tensor, y: Tensor, half: bool, back: bool = False) -> None:
+    """y = qkv with queries and keys turned by the table, or back."""
     B, S, _, H, E = qkv.shape
-    in_place = y is qkv
     qkv = _heads_of(qkv)
-    parts = 2 if in_place else 3
-    M = B * S * parts * H
+    M = B * S * 3 * H
     row = row_for("rotary", qkv)
     launch.launch(
         rotary_forward, (launch.cdiv(M, row.blocks["BM"]),), row, ("y",),
         x=qkv, table=table.float().contiguous(), y=y, M=M, S=S, H=H, E=E,
-        strides=qkv.stride()[:4], SHARED=table.shape[0] == 1, HALF=half, BACK=back, PARTS=parts,
-        BP=_block(E),
+        strides=qkv.stride()[:4], SHARED=table.shape[0] == 1, HALF=half, BACK=back, BP=_block(E),
     )  # fmt: skip
 
 

@@ -69,7 +69,12 @@ _CASES = (
 
 
 def _spec(
-    suffix: str, activation: str, formula: str, widen: int, inputs: tuple[str, ...] = _INPUTS
+    suffix: str,
+    activation: str,
+    formula: str,
+    widen: int,
+    inputs: tuple[str, ...] = _INPUTS,
+    bench: bool = True,
 ) -> OpSpec:
     return OpSpec(
         name="norm_linear" + suffix,
@@ -80,7 +85,7 @@ def _spec(
         flops=lambda n: 2 * n["M"] * n["N"] * n["K"] + 8 * n["M"] * n["K"],
         cases=_CASES,
         bench=tuple(
-            {"M": b * 197, "K": d, "N": widen * d} for b in (1, 8) for d in (192, 384, 768)
+            {"M": b * 197, "K": d, "N": widen * d} for b in (1, 8) for d in (192, 384, 768) if bench
         ),
     )
 
@@ -90,6 +95,7 @@ register(
     _spec("+gelu", "gelu", "y = gelu(layernorm(x) weight^T + bias)", 4),
     _spec("+gelu_tanh", "gelu_tanh", "y = gelu_tanh(layernorm(x) weight^T + bias)", 4),
     _spec("+quick_gelu", "quick_gelu", "y = quick_gelu(layernorm(x) weight^T + bias)", 4),
+    _spec("+silu", "silu", "y = silu(layernorm(x) weight^T + bias)", 4, bench=False),
     _spec("+tanh", "tanh", "y = tanh(layernorm(x) weight^T)", 1, _INPUTS[:-1]),
 )
 _op = _library.define(OP)
