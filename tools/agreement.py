@@ -4,7 +4,7 @@
 
 For each precision: how many of the first answers are those of float64, how many are right where
 the name of a file begins with its class (280_fox.jpg), and the error of the logits, rms relative to
-their own. PyTorch's fp32 stands beside them. A plain ViT or DeiT in timm's layout; the photographs
+their own. PyTorch's fp32 stands beside them. Weights are what `vitkern.load` reads; the photographs
 are the files of a folder.
 """
 
@@ -20,11 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitkern import ViT, image_files
+from vitkern import ViT, image_files, load
 from vitkern.bench.cases import precisions
-from vitkern.cli.predict import BATCH, build
+from vitkern.cli.predict import BATCH
 from vitkern.contract import Error
-from vitkern.weights import timm
 
 
 class Photographs(NamedTuple):
@@ -80,11 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.agreement", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("weights", type=pathlib.Path, help=".safetensors or .pt in timm's layout")
+    parser.add_argument("weights", type=pathlib.Path, help="what vitkern.load reads")
     parser.add_argument("images", type=pathlib.Path, help="a folder of photographs")
     given = parser.parse_args(arguments)
     try:
-        model = build(timm.read(given.weights), None, given.weights)
+        model = load(given.weights, dtype=torch.float32)
         shown = read(given.images, model)
     except (OSError, ValueError, ImportError) as error:
         print(f"agreement: {error}", file=sys.stderr)

@@ -241,12 +241,12 @@ def test_classify_refuses(capsys, case, checkpoint, photo, tmp_path):
         path, extra = checkpoint, ("--model", "S/16") if case == "model" else ("--top", "0")
     said = {
         "absent": "there is no file",
-        "broken": "is no torch file",
-        "nan": "answers NaN",
+        "broken": "w.pt is no checkpoint: it begins with b'not '",
+        "nan": "192 of 192 elements of norm.bias are NaN",
         "numbers": "is no tensor",
-        "foreign": "not timm's layout",
+        "foreign": "no layout that is known",
         "headless": "no classifier",
-        "model": "does not fit S/16",
+        "model": "is no S/16: its width is 192, not 384",
         "top": "at least one answer",
     }[case]
     status, _, err = run(capsys, "classify", photo, "--weights", path, *extra)

@@ -155,6 +155,16 @@ REFUSED = {
     "there is no folder": ["{weights}", "-o", "{tmp}/nowhere/out.onnx"],
     "exists: name another, or --force": ["{weights}", "-o", "{tmp}/there.onnx"],
     "there is no file or folder none.pt": ["none.pt", "-o", "{tmp}/out.onnx"],
+    "no model of that name: unknown variant 'B/17'; did you mean B/16": [
+        "B/17",
+        "-o",
+        "{tmp}/out.onnx",
+    ],
+    "'vit_base_patch16_225'; did you mean vit_base_patch16_224": [
+        "vit_base_patch16_225",
+        "-o",
+        "{tmp}/out.onnx",
+    ],
     "opset must be 18 to 23, not 3": ["{weights}", "-o", "{tmp}/out.onnx", "--opset", "3"],
     "for onnx and torch alone": ["{weights}", "-o", "{tmp}/a.safetensors", "--batch", "3"],
     "--batch 0: at least 1": ["{weights}", "-o", "{tmp}/out.onnx", "--batch", "0"],

@@ -69,3 +69,13 @@ def test_refuses(tmp_path, capsys, words, said):
     path = weights(tmp_path / "w.safetensors")
     assert main(["inspect", *words, "--weights", str(path), "--out", str(tmp_path / "o")]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_checkpoint_is_called_that(tmp_path, photo, capsys):
+    words = ["inspect", str(photo), "--out", str(tmp_path / "out"), "--weights"]
+    (tmp_path / "text.jpg").write_text("hello")
+    for path, said in ((tmp_path / "text.jpg", "begins with b'hell'"), (photo, "begins with b'")):
+        assert main([*words, str(path)]) == 2
+        err = capsys.readouterr().err
+        assert f"{path} is no checkpoint: it {said}" in err and "torch.save (.pt" in err
+        assert err.count("\n") == 1 and not (tmp_path / "out").exists()

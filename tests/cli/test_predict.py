@@ -232,12 +232,15 @@ def test_saved_models_bring_their_own_normalisation(capsys, photo, tmp_path):
     torch.nn.init.normal_(model.head.weight)
     vitkern.save(model, tmp_path / "a.safetensors")
     vitkern.save(model, tmp_path / "hf", "huggingface")
-    vitkern.save_packed(model, tmp_path / "packed.safetensors")
-    for name in ("a.safetensors", "hf", "packed.safetensors"):
+    vitkern.save_packed(model, tmp_path / "packed.safetensors", "int8")
+    vitkern.save_packed(model, tmp_path / "panels.safetensors", "bf16")
+    for name in ("a.safetensors", "hf", "packed.safetensors", "panels.safetensors"):
         given = ("--weights", tmp_path / name)
         own = answers(capsys, photo, *given)
         assert own == answers(capsys, photo, *given, "--normalisation", "half"), name
         assert own != answers(capsys, photo, *given, "--normalisation", "imagenet"), name
+    status, _, err = run(capsys, photo, *given, "--precision", "fp32")
+    assert status == 2 and "is packed for bf16 and holds no weights for fp32" in err
 
 
 def test_a_stem_is_saved_and_loaded(tmp_path, weights):

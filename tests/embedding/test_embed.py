@@ -124,7 +124,7 @@ def test_a_head_is_not_needed_and_changes_nothing(weights, photos, tmp_path):
 
 
 def test_packed_weights_stay_int8(weights, tmp_path):
-    vitkern.save_packed(vitkern.load(weights), tmp_path / "packed.safetensors")
+    vitkern.save_packed(vitkern.load(weights), tmp_path / "packed.safetensors", "int8")
     encoder = Encoder.open(tmp_path / "packed.safetensors")
     assert encoder.model.precision == "int8" and encoder.recipe["precision"] == "int8"
     assert encoder(np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 64)

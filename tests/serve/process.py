@@ -14,6 +14,11 @@ import time
 from tests.conftest import ROOT
 
 RETRIED = (ConnectionError, http.client.HTTPException, TimeoutError)
+# What a client may meet whose server closed the connection: while it connected, wrote or read.
+HANG_UPS = {
+    "ConnectionRefusedError", "ConnectionAbortedError", "ConnectionResetError", "BrokenPipeError",
+    "RemoteDisconnected",
+}  # fmt: skip
 
 
 class Process:

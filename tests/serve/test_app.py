@@ -44,6 +44,18 @@ def test_predictions_are_the_model_s(client, service):
     assert len(post(client, "/predict?top=1").json()["top"]) == 1
 
 
+def test_a_model_without_a_classifier_embeds_and_says_that_it_names_nothing(start):
+    service = start(with_class_token(classes=0))
+    client = TestClient(service, raise_server_exceptions=False)
+    with torch.inference_mode():
+        tokens = service.predictor.model.forward_features(pixels_of(service.predictor, picture()))
+    assert post(client, "/embed").json()["embedding"] == tokens[0, 0].tolist()
+    refused = post(client, "/predict")
+    assert refused.status_code == 422 and refused.json()["error"] == "no_classifier"
+    assert "/embed" in refused.json()["message"]
+    assert client.get("/about").json()["classes"] == 0
+
+
 @pytest.mark.parametrize("pool", ["token", "mean"])
 def test_embeddings_are_pooled_tokens(client, service, pool):
     model = service.predictor.model

@@ -11,17 +11,17 @@ pytest.importorskip("websocket", reason="websocket-client drives the browser")
 import uvicorn
 
 from tests.serve import chromium
-from tests.serve.small_service import own_model, picture
+from tests.serve.small_service import own_model, picture, with_class_token
 from vitkern.serve import server
 from vitkern.serve.app import Service
 
 BARS = "[...document.querySelectorAll('#classes li')]"
 
 
-@pytest.fixture(scope="module")
-def address():
-    """The package's own model on the loopback, in a thread."""
-    service = Service(own_model())
+@contextlib.contextmanager
+def served(predictor):
+    """The address of a model on the loopback, in a thread."""
+    service = Service(predictor)
     with contextlib.closing(server.listen("127.0.0.1", 0)) as bound:
         running = uvicorn.Server(uvicorn.Config(service, log_level="warning"))
         thread = threading.Thread(target=running.run, args=([bound],))
@@ -30,6 +30,13 @@ def address():
         running.should_exit = True
         thread.join(60)
     assert service.stop(10)
+
+
+@pytest.fixture(scope="module")
+def address():
+    """The package's own model."""
+    with served(own_model()) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +79,17 @@ def brightness(browser, view: str) -> float:
         const {{data}} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         return data.reduce((a, b, i) => i % 4 === 3 ? a : a + b, 0) / data.length;
     }})()""")
+
+
+def test_a_model_without_a_classifier_shows_its_vector(browser, tmp_path):
+    path = tmp_path / "noise.png"
+    path.write_bytes(picture(3))
+    with served(with_class_token(classes=0)) as address:
+        browser.open(address)
+        browser.until("document.getElementById('about').textContent.includes('no classifier')")
+        browser.drop(path, 300, 300)
+        browser.until("document.getElementById('status').textContent.includes('192 numbers')")
+        assert browser.run(f"{BARS}.length") == 0 and not browser.said
 
 
 def test_what_is_no_picture_is_said_so(browser, address, tmp_path):

@@ -53,14 +53,15 @@ class Picture(NamedTuple):
 
 
 def run(given: argparse.Namespace) -> int:
-    from .. import image_sources
+    from .. import image_sources, packed_file
     from ..measure import charts
 
     sources = image_sources.expand(given.images)
     if len(sources) > MOST_IMAGES:
         raise ValueError(f"{len(sources)} images, at most {MOST_IMAGES}: name fewer")
-    given.precision = "fp32"
+    given.precision = None  # a packed file's own
     predictor = predict.open_predictor(given)
+    packed_file.with_parameters(predictor.model, "vitkern inspect").precision = "fp32"
     images = [predictor.prepared(source.read()) for source in sources]  # large ones are forgotten
     depth = len(predictor.model.blocks)
     if not -depth <= given.layer < depth:

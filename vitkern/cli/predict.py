@@ -2,9 +2,8 @@
 
 IMAGE is a file, a folder, a pattern in quotes, an http(s) address, or - for standard input. Without
 --weights the package's small model answers, which knows ten things: airplane, automobile, bird,
-cat, deer, dog, frog, horse, ship, truck. Weights may have any layout that `vitkern.load` knows;
-those in timm's are recognised by their shapes where they are a plain ViT's or DeiT's, others of
-that layout are named with --model.
+cat, deer, dog, frog, horse, ship, truck. Weights are what `vitkern.load` reads, in
+any layout that it knows; --model names the architecture where tensors do not tell it all.
 
 Examples:
     vitkern predict cat.jpg
@@ -16,13 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import pathlib
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..image_files import CROP_SHARE, NORMALISATIONS
+from ..image_files import NORMALISATIONS
 from ..predictor import Predictor
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..image_sources import Source
-    from ..model import ViT
 
 ALIASES = ("classify",)
 PRECISIONS = ("fp32", "tf32", "bf16", "int8")
@@ -58,10 +55,16 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def precision_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="of matmuls (fp32, or a packed file's own)"
+    )
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     model_arguments(parser)
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    precision_argument(parser)
     parser.add_argument(
         "--top", type=int, default=5, metavar="K", help="answers per image (default 5)"
     )
@@ -121,28 +124,31 @@ def _cell(answer: dict[str, Any], image: Image) -> Any:
     return Cell(image, lines)
 
 
-def open_predictor(given: argparse.Namespace) -> Predictor:
-    """The model that the flags ask for, packed at their precision."""
-    from .. import accelerate, trained_file
+def open_predictor(given: argparse.Namespace, headless: bool = False) -> Predictor:
+    """The model that the flags ask for, packed at their precision; `headless`: even without a
+    classifier, which names nothing."""
+    from .. import accelerate, opening
 
-    asked = NORMALISATIONS[given.normalisation] if given.normalisation else None
-    if given.weights is None or (given.model is None and trained_file.is_one(given.weights)):
-        if given.weights is None and given.model is not None:
-            raise ValueError("--model names the architecture of --weights: give both")
-        path = given.weights or trained_file.SHIPPED
-        model, names, crop = trained_file.read(path) if given.weights else trained_file.shipped()
-        if given.classes is not None:
-            names = class_names(given.classes, model.config.classes)
-    else:
-        path, crop = given.weights, CROP_SHARE
-        model = read_model(path, given.model)
+    model, names, crop, path = opening.opened(given.weights, given.model)
+    if not model.config.classes and not headless:
+        raise ValueError(f"{path} has no classifier: it cannot name anything")
+    if names is None or given.classes is not None:
         names = class_names(given.classes, model.config.classes)
+    asked = NORMALISATIONS[given.normalisation] if given.normalisation else None
     c = model.config
     own = (c.mean, c.std) if c.mean is not None and c.std is not None else None
     if c.channels != 3:
         raise ValueError(f"{path}: a model of {c.channels} channels; photographs have 3")
     pixels = asked or own or NORMALISATIONS["imagenet"]
-    return Predictor(accelerate(model, given.precision), names, pixels, crop, str(path))
+    precision = given.precision or model.precision or "fp32"
+    if model.released is None:
+        model = accelerate(model, precision)
+    elif precision != model.precision:
+        raise ValueError(
+            f"{path} is packed for {model.precision} and holds no weights for {precision}: leave"
+            f" --precision out, or give the checkpoint that it was made of"
+        )
+    return Predictor(model, names, pixels, crop, path)
 
 
 def predict(
@@ -189,92 +195,6 @@ def predict(
                 for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
             ]
             yield {"image": source.name, "top": top}, one[1]
-
-
-def read_model(path: pathlib.Path, name: str | None) -> ViT:
-    """The model of a checkpoint: by shapes in timm's layout, else as `vitkern.load` finds it."""
-    from ..weights import files, timm
-    from ..weights.layouts import detect
-    from ..weights.layouts.base import OWN_ENTRY
-
-    said = {} if path.is_dir() or name else files.metadata(path)
-    if not path.is_dir() and "config" not in said and OWN_ENTRY not in said:  # vitkern's own
-        state = timm.read(path)
-        found = detect(state)
-        if name or found is None or found[0].name == "timm":
-            return build(state, name, path)
-    from .. import load
-
-    model = load(path)
-    if not model.config.classes:
-        raise ValueError(f"{path} has no classifier: it cannot name anything")
-    return model
-
-
-def build(state: dict[str, Tensor], name: str | None, path: pathlib.Path) -> ViT:
-    """The model these weights belong to, in eval mode."""
-    from .. import ViT
-    from ..weights import timm
-
-    variant, changes = recognise(state, path) if name is None else (name, {})
-    changes["classes"] = timm.classes(state, str(path))
-    try:
-        wanted = ViT(variant, device="meta", **changes).state_dict()
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    misfit = compare(state, wanted)
-    if misfit:
-        raise ValueError(
-            f"{path} does not fit {variant}: {misfit}: name the right one with --model"
-        )
-    if not changes["classes"]:
-        raise ValueError(f"{path} has no classifier (head.weight): it cannot name anything")
-    try:
-        model = ViT(variant, **changes).eval()
-        model.load_state_dict(state)
-    except (RuntimeError, MemoryError) as error:
-        raise ValueError(f"{path}: {variant} does not fit into this machine's memory") from error
-    return model
-
-
-def compare(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
-    """How the first tensor that differs from the model's does so; "" if none does."""
-    for name in (*wanted, *state):
-        if name not in state:
-            return f"{name} is missing"
-        if name not in wanted:
-            return f"{name} is not of this model"
-        if not state[name].is_floating_point():
-            return f"{name} is {state[name].dtype}, expected floating point"
-        if state[name].shape != wanted[name].shape:
-            shapes = (tuple(t[name].shape) for t in (state, wanted))
-            return "{} has shape {}, expected {}".format(name, *shapes)
-    return ""
-
-
-def recognise(state: dict[str, Tensor], path: pathlib.Path) -> tuple[str, dict[str, Any]]:
-    """Variant and image size of a plain ViT, from the shapes of its weights."""
-    from ..config import PATCHES, VARIANTS
-
-    shapes = [
-        tuple(state[name].shape) if name in state else ()
-        for name in ("patch_embed.proj.weight", "pos_embed")
-    ]
-    if [len(shape) for shape in shapes] != [4, 3]:
-        raise ValueError(
-            f"{path}: not timm's layout of a ViT (patch_embed.proj.weight and pos_embed have shapes"
-            f" {shapes[0]} and {shapes[1]}): name it with --model"
-        )
-    (D, _, patch, _), (_, rows, _) = shapes
-    depth = len({key.split(".")[1] for key in state if key.startswith("blocks.")})
-    side = math.isqrt(max(rows - 1, 0))
-    for variant, (width, blocks, _, _) in VARIANTS.items():
-        if (width, blocks) == (D, depth) and side * side == rows - 1 > 0 and patch in PATCHES:
-            return f"{variant}/{patch}", {"image_size": side * patch}
-    raise ValueError(
-        f"{path}: no plain ViT has width {D}, depth {depth}, patches of {patch} and {rows}"
-        " positions: name it with --model"
-    )
 
 
 def class_names(path: pathlib.Path | None, count: int) -> list[str]:

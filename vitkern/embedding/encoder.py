@@ -10,19 +10,15 @@ import dataclasses
 import hashlib
 import json
 import os
-import pathlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .. import __version__, image_files, packed_file, trained_file
-from ..config import ViTConfig
-from ..image_files import CROP_SHARE, NORMALISATIONS, Statistics
-from ..loading import load
+from .. import __version__, image_files, opening, packed_file
+from ..image_files import NORMALISATIONS, Statistics
 from ..model import ViT
-from ..weights import files
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -73,7 +69,7 @@ class Encoder:
 
         model: a name (B/16) for what tensors do not tell, such as the number of heads.
         image_size: positions are moved to it. tokens: None is what the model itself pools.
-        precision: "fp32" where None, and "int8" of a file that `save_packed` wrote.
+        precision: where None "fp32", or that of a file which `save_packed` wrote.
         normalisation: "imagenet", "half" or "clip", or mean and std; None is the checkpoint's own,
         ImageNet's where it says none.
         """
@@ -81,7 +77,10 @@ class Encoder:
             raise ValueError(
                 f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r:.40}"
             )
-        vit, crop = _opened(weights, model, image_size)
+        if isinstance(image_size, list):
+            image_size = tuple(image_size)
+        vit, _, crop, source = opening.opened(weights, model, classes=0, image_size=image_size)
+        packed_file.with_parameters(vit, f"embed: {source}: it")
         vit.precision = precision or vit.precision or "fp32"
         c = vit.config
         if tokens is None:
@@ -222,46 +221,6 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
         else:
             said.append(f"{name} was {a}, is {b}")
     return "; ".join(said)
-
-
-def _opened(
-    weights: str | os.PathLike[str] | None, name: str | None, image_size: Any
-) -> tuple[ViT, float]:
-    """The model in fp32, and the share of the short side that it was evaluated on."""
-    if isinstance(image_size, list):
-        image_size = tuple(image_size)
-    if weights is None:
-        if name is not None:
-            raise ValueError("--model names the architecture of --weights: give both")
-        weights = trained_file.SHIPPED
-        _, _, crop = trained_file.shipped()
-    elif name is None and trained_file.is_one(weights):
-        _, _, crop = trained_file.read(weights)
-    else:
-        crop = CROP_SHARE
-    if files.metadata(pathlib.Path(weights)).get("format") == packed_file.FORMAT:
-        model = load(weights)  # whole as it is: it refuses every choice
-        if image_size not in (None, model.config.image_size):
-            raise ValueError(f"{weights} is packed for images of {model.config.image_size}")
-        return model, crop
-    asked = {} if name is None else _untold(name, weights)
-    model = load(weights, classes=0, image_size=image_size, dtype=torch.float32, **asked)
-    if name is not None:
-        named = ViTConfig.named(name)
-        for field in ("width", "depth", "patch_size"):
-            a, b = getattr(model.config, field), getattr(named, field)
-            if a != b:
-                raise ValueError(f"{weights} is no {name}: its {field} is {a}, not {b}")
-    return model, crop
-
-
-def _untold(name: str, weights: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields of a named configuration that shapes of tensors do not show."""
-    try:
-        named = ViTConfig.named(name)
-    except ValueError as error:
-        raise ValueError(f"{weights}: {error}") from error
-    return {key: getattr(named, key) for key in ("heads", "activation", "norm_eps", "pool")}
 
 
 def _place(weights: str | os.PathLike[str]) -> str:

@@ -5,6 +5,7 @@
     forwards   what a batch asks of the model
     app        addresses, errors and their schemas, the page
     server     sockets, signals, a stop that answers what was accepted
+    on_ray     the same app in replicas on a Ray cluster
 
 A request passes them in this order. Nothing of a request names a file or an address to fetch.
 """

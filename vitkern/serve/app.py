@@ -58,12 +58,7 @@ class Service:
 
     def __init__(self, predictor: Predictor, options: Options | None = None) -> None:
         options = options or Options()
-        options.limits.check()
-        options.batching.check()
-        if options.decoders < 1:
-            raise ValueError(f"--decoders {options.decoders}: at least one thread must decode")
-        if options.threads is not None and options.threads < 1:
-            raise ValueError(f"--threads {options.threads}: the engine needs at least one")
+        self.check(options)
         self.predictor, self.options = predictor, options
         self.metrics = Metrics(lambda: self.batcher.waiting)
         # Tickets given, those whose request got an answer or an error, those whose client left.
@@ -81,6 +76,16 @@ class Service:
         )
         self.app = _app(self)
         self._outermost = Counting(self.app, self.metrics, lambda: self.batcher.closed)
+
+    @staticmethod
+    def check(options: Options) -> None:
+        """A ValueError that names the command's option, where one cannot be."""
+        options.limits.check()
+        options.batching.check()
+        if options.decoders < 1:
+            raise ValueError(f"--decoders {options.decoders}: at least one thread must decode")
+        if options.threads is not None and options.threads < 1:
+            raise ValueError(f"--threads {options.threads}: the engine needs at least one")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -201,6 +206,9 @@ def _app(service: Service) -> FastAPI:
         top: Top = 5,
         attention: Annotated[bool, Query(description="show where the model looked")] = False,
     ) -> schemas.Prediction:
+        if not predictor.names:
+            said = "this model has no classifier, so it names nothing: ask /embed for a vector"
+            raise Refusal(422, "no_classifier", said)
         if attention and service.forwards.attention_refusal:
             said = service.forwards.attention_refusal
             raise Refusal(422, "no_attention", f"this model shows no attention: {said}")

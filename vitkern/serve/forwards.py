@@ -66,7 +66,8 @@ class Forwards:
         """On the thread that will call: OpenMP's number of threads belongs to each thread."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        self([Work(self._blank()), Work(self._blank(), self.pools[0])])  # packs the weights
+        named = [Work(self._blank())] if self.predictor.names else []
+        self([*named, Work(self._blank(), self.pools[0])])  # packs the weights
 
     @torch.inference_mode()
     def __call__(self, works: Sequence[Work]) -> list[Answer | Exception]:

@@ -59,7 +59,7 @@ class About(BaseModel):
     model: str
     precision: str
     threads: int
-    classes: int
+    classes: int = Field(description="0: no classifier, /embed alone answers")
     pools: list[str] = Field(description="what /embed can be asked for, the model's own first")
     attention: bool = Field(description="whether /predict can show attention")
     image_size: list[int] = Field(description="rows and columns that the model sees")

@@ -8,6 +8,7 @@ import ipaddress
 import socket
 import sys
 import time
+import urllib.parse
 from types import FrameType
 
 import uvicorn
@@ -82,8 +83,10 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def is_loopback(bound: socket.socket) -> bool:
-    return ipaddress.ip_address(bound.getsockname()[0].split("%")[0]).is_loopback
+def is_loopback(address: str) -> bool:
+    """Whether http://host:port is reached from this machine alone."""
+    host = urllib.parse.urlsplit(address).hostname or ""
+    return ipaddress.ip_address(host.split("%")[0]).is_loopback
 
 
 def run(

@@ -4,7 +4,7 @@
 const TOP = 5;
 const LONGEST_SIDE = 1200; // of the canvas, in pixels
 const element = (name) => document.getElementById(name);
-let about = { attention: true };
+let about = { attention: true, classes: 1 };
 let shown = null; // {bitmap, answer} on the canvas
 let latest = 0; // number of the last question: answers to older ones are dropped
 
@@ -33,7 +33,7 @@ async function ask(file) {
   }
   const begin = performance.now();
   try {
-    const address = `predict?top=${TOP}&attention=${about.attention}`;
+    const address = about.classes ? `predict?top=${TOP}&attention=${about.attention}` : "embed";
     const response = await fetch(address, {
       method: "POST",
       body: file,
@@ -57,6 +57,12 @@ function percent(share) {
 }
 
 function report(answer, milliseconds) {
+  element("time").textContent = `${answer.model}, ${milliseconds.toFixed(0)} ms with the upload`;
+  if (answer.embedding) {
+    const first = answer.embedding.slice(0, 4).map((one) => one.toFixed(3)).join(", ");
+    say(`A vector of ${answer.embedding.length} numbers: ${first}, … This model has no classifier.`);
+    return;
+  }
   const best = answer.top[0];
   say(`${best.label}, ${percent(best.probability)}`);
   const bars = answer.top.map((one) => {
@@ -73,7 +79,6 @@ function report(answer, milliseconds) {
     return item;
   });
   element("classes").replaceChildren(...bars);
-  element("time").textContent = `${answer.model}, ${milliseconds.toFixed(0)} ms with the upload`;
 }
 
 function draw(next) {
@@ -91,7 +96,7 @@ function draw(next) {
   context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   const attention = answer && answer.attention;
   element("views").hidden = element("legend").hidden = !attention;
-  const best = answer ? `the picture: ${answer.top[0].label}` : "the picture";
+  const best = answer && answer.top ? `the picture: ${answer.top[0].label}` : "the picture";
   canvas.setAttribute("aria-label", attention ? `${best}; bright where the model looks` : best);
   if (attention && view !== "plain") overlay(context, canvas, attention, view);
 }
@@ -174,7 +179,8 @@ for (const radio of document.querySelectorAll("input[name=view]")) {
 fetch("about").then((response) => response.json()).then((found) => {
   about = found;
   const [down, across] = found.image_size;
+  const classes = found.classes ? `${found.classes} classes` : "no classifier, vectors alone";
   element("about").textContent =
-    `${found.model}: ${found.classes} classes, ${down} × ${across} pixels, ${found.precision}.` +
+    `${found.model}: ${classes}, ${down} × ${across} pixels, ${found.precision}.` +
     " Drop a picture to see what it makes of it.";
 }).catch(() => say("The server does not answer.", true));
