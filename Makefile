@@ -20,9 +20,9 @@ NATIVE_SOURCES = $(shell find csrc -type f) CMakeLists.txt
 AGAIN := $(MAKE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-portable test-cpus bench bench-cpu bench-amx fuzz soak
+.PHONY: help setup demo test test-full test-portable test-cpus bench bench-cpu bench-training bench-amx fuzz soak
 .PHONY: ptx-check gpu-check
-.PHONY: lint format native-test arm-test wheel sdist docs clean
+.PHONY: lint format native-test arm-test wheel sdist docs site clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,9 @@ bench: $(VENV)/peers ## all benchmarks and sweeps with eager PyTorch beside each
 
 bench-cpu: $(VENV)/peers ## vitkern, PyTorch, torch.compile, ONNX Runtime and OpenVINO in turns: 20 minutes
 	$(PY) -m benchmarks.cpu $(ARGS)
+
+bench-training: $(VENV)/ready ## training steps, memory and loss beside eager PyTorch and torch.compile: 10 minutes
+	$(PY) -m benchmarks.training $(ARGS)
 
 bench-amx: ## the same on a CPU with AMX, in 10 minutes
 	@grep -qsw amx_tile /proc/cpuinfo || \
@@ -105,6 +108,10 @@ sdist: $(VENV)/tools ## the source archive, into dist/
 docs: $(VENV)/ready ## docs/ops.md from the operator table
 	$(PY) tools/gen_ops_docs.py $(ARGS)
 
+site: $(VENV)/site ## the documentation as a site, into build/site; a broken link is an error; ARGS=--verbose
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --clean $(ARGS)
+	@echo "open build/site/index.html, or $(PY) -m http.server -d build/site for its search"
+
 gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates, docs/gpu_kernels.md, an emulated block, other Tritons: 3 hours; ARGS="--arch sm_90" for one
 	$(PY) tools/gpu_check.py $(ARGS)
 	$(PY) -m tools.gpu_waves --check
@@ -156,6 +163,11 @@ $(VENV)/built: $(VENV)/tools $(NATIVE_SOURCES) setup.py
 $(VENV)/peers: requirements-peers.txt requirements-torch.txt $(VENV)/ready
 	@echo "installing the inference engines to compare with"
 	@$(INSTALL) -r requirements-peers.txt -c requirements-torch.txt
+	@touch $@
+
+$(VENV)/site: requirements-site.txt | $(VENV)/tools
+	@echo "installing what builds the site"
+	@$(INSTALL) -r requirements-site.txt
 	@touch $@
 
 $(VENV)/ready: $(VENV)/installed pyproject.toml setup.py | $(VENV)/built

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import timm_import
+from vitkern.bench import timm_import
 from vitkern.registry import OpSpec
 
 

@@ -14,9 +14,10 @@ from benchmarks.cpu import results
 from benchmarks.cpu import tables as cpu_tables
 from benchmarks.gpu import tables as gpu
 from benchmarks.rows import CUDA, LATEST, ROOT, SCALING, read
+from benchmarks.training import tables as training
 
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
-GPU_PAGE = ROOT / "docs" / "gpu.md"
+GPU_PAGE, TRAINING = ROOT / "docs" / "gpu.md", ROOT / "docs" / "training.md"
 
 
 def between(text: str, name: str, body: str, path: pathlib.Path) -> str:
@@ -44,7 +45,13 @@ def documents(rows: list[dict], gpu_rows: list[dict] | None = None) -> dict[path
     text = between(text, "roofline", roofline.text(rows), PERFORMANCE)
     text = between(text, "scaling", sweeps.text(rows), PERFORMANCE)
     text = between(text, "memory", sweeps.memory_text(rows), PERFORMANCE)
-    return gpu_documents({README: readme, PERFORMANCE: text}, gpu_rows)
+    return gpu_documents({README: readme, PERFORMANCE: text, **training_documents()}, gpu_rows)
+
+
+def training_documents() -> dict[pathlib.Path, str]:
+    """docs/training.md with the steps of every class of CPUs that has a results file."""
+    body = training.text(training.all_published())
+    return {TRAINING: between(TRAINING.read_text(), "training", body, TRAINING)}
 
 
 def gpu_documents(

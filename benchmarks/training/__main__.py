@@ -1,0 +1,115 @@
+"""Training steps of vitkern, eager PyTorch (timm) and torch.compile on this CPU; loss curves.
+
+    python -m benchmarks.training             # 10 minutes on 2 cores; close everything else
+    python -m benchmarks.training --quick     # the small model only, briefly; not published
+    python -m benchmarks.training --curves    # only the losses and their picture
+
+Every contestant has a process of its own and the same weights and images; they take turns. A
+complete run replaces benchmarks/results/training-CLASS.jsonl, where CLASS is this machine's, the
+picture of the losses, and the tables of docs/training.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks import report, rows
+from benchmarks.training import curves, tables
+from vitkern.bench.cases import machine_class
+from vitkern.bench.turns import Worker, child_environment
+from vitkern.measure.machine import describe, features, let_torch_run_bf16
+from vitkern.measure.progress import Progress
+from vitkern.measure.timing import Spread
+
+CONTESTANTS = ("vitkern", "eager", "compile")
+PICTURE = rows.ROOT / "docs" / "pictures" / "training_loss.png"
+ROUNDS = (4, 20)  # at least, at most
+SECONDS = 60.0  # for the turns of a case
+
+
+class Case(NamedTuple):
+    model: str
+    batch: int
+    precision: str
+
+
+CASES = tuple(
+    Case(model, batch, precision)
+    for model, batch in (("vit_tiny_patch16_224", 16), ("vit_base_patch16_224", 8))
+    for precision in ("fp32", "bf16")
+)
+
+
+def started(contestant: str, case: Case) -> Worker:
+    """A contestant's process (worker.py)."""
+    given = case._asdict() | {"contestant": contestant, "threads": torch.get_num_threads()}
+    command = [sys.executable, "-m", "benchmarks.training.worker", json.dumps(given)]
+    return Worker(command, tempfile.TemporaryFile("w+"), child_environment())
+
+
+def measure(case: Case, seconds: float) -> Iterator[dict[str, Any]]:
+    """A row for each contestant."""
+    children = {name: started(name, case) for name in CONTESTANTS}
+    try:
+        for child in children.values():  # compiles, and allocates the optimizer's state
+            child.ask("step"), child.ask("step")
+        times: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+        end, done = time.monotonic() + seconds, 0
+        while done < ROUNDS[0] or (time.monotonic() < end and done < ROUNDS[1]):
+            for name, child in children.items():
+                times[name].append(child.ask("step")["seconds"])
+            done += 1
+        for name, child in children.items():
+            spread, memory = Spread.of(times[name]), child.ask("memory")
+            yield {
+                "kind": "training_step", **case._asdict(), "contestant": name, "us": spread.median,
+                "us_p20": spread.p20, "us_p80": spread.p80, "rounds": done,
+                "peak_bytes": memory["peak"] - memory["before"],
+            }  # fmt: skip
+    finally:
+        for child in children.values():
+            child.close()
+
+
+def loss_row(found: dict[str, list[float]]) -> dict[str, Any]:
+    return {"kind": "training_loss", "steps": curves.STEPS, "apart": curves.apart(found)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--quick", action="store_true", help="the small model, not published")
+    parser.add_argument("--curves", action="store_true", help="only the losses, not published")
+    given = parser.parse_args(arguments)
+    note = let_torch_run_bf16()
+    if note:
+        print(note)
+    found: list[dict[str, Any]] = []
+    cases = () if given.curves else CASES[:2] if given.quick else CASES
+    with Progress("case", already=0) as progress:
+        for done, case in enumerate(cases, 1):
+            found += measure(case, 5.0 if given.quick else SECONDS)
+            progress(done, len(cases), f"{case.model} {case.precision}")
+    if not given.quick:
+        losses = curves.measure()
+        curves.draw(losses, PICTURE)
+        found.append(loss_row(losses))
+    here = machine_class(features()["flags"])
+    print(tables.text({here: found}))
+    if cases == CASES:
+        rows.write(tables.published(here), found, describe())
+        for page, text in report.training_documents().items():
+            page.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

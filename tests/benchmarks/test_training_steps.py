@@ -1,0 +1,53 @@
+"""python -m benchmarks.training: its contestants, its table, its losses."""
+
+import io
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks.training import curves, tables, worker
+from vitkern.bench import timm_import
+
+timm_import.prepare()
+pytest.importorskip("timm", exc_type=ImportError)
+
+
+def step(contestant, us, peak):
+    return {
+        "kind": "training_step", "model": "tiny", "batch": 4, "precision": "fp32",
+        "contestant": contestant, "us": us, "peak_bytes": peak,
+    }  # fmt: skip
+
+
+def test_the_speed_up_is_over_the_faster_of_the_others():
+    rows = [step("vitkern", 100e3, 5e8), step("eager", 130e3, 7e8), step("compile", 120e3, 8e8)]
+    apart = {"vitkern": 0.02, "eager, other rounding": 0.01}
+    rows.append({"kind": "training_loss", "steps": 9, "apart": apart})
+    text = tables.text({"avx2": rows})
+    assert "| 130 ms | 120 ms | 100 ms | **1.20×** | 700 MB | 800 MB | 500 MB |" in text
+    assert "at most 0.02 from eager" in text and "0.01 from itself" in text
+
+
+def test_contestants_begin_with_the_same_loss(monkeypatch, capsys):
+    losses = []
+    for contestant in ("vitkern", "eager"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO('{"do": "step"}\n{"do": "memory"}\n'))
+        worker.main(
+            {"contestant": contestant, "model": "vit_tiny_patch16_224", "batch": 1,
+             "precision": "fp32", "threads": torch.get_num_threads()}
+        )  # fmt: skip
+        stepped, memory = map(json.loads, capsys.readouterr().out.splitlines())
+        assert stepped["seconds"] > 0 and memory["peak"] > memory["before"] > 0
+        losses.append(stepped["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_losses_of_vitkern_and_eager_pytorch_are_alike(monkeypatch, tmp_path):
+    monkeypatch.setattr(curves, "STEPS", 8)
+    found = curves.measure()
+    assert all(len(curve) == 8 for curve in found.values())
+    assert curves.apart(found)["vitkern"] < 1e-4
+    curves.draw(found, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 5000
