@@ -48,11 +48,17 @@ def words_of(text: str) -> tuple[str, ...]:
     if not re.match(r"(?:[A-Z_]+=\S* )*(?:" + "|".join(PROGRAMS) + r")(?:\s|$)", text):
         return ()
     words = shlex.split(text, comments=True)
-    for sign in (">", ">>", "|"):  # what follows is the shell's
+    for sign in (">", ">>", "<", "|"):  # what follows is the shell's
         words = words[: words.index(sign)] if sign in words else words
     while words and re.match(r"[A-Z_]+=", words[0]):
         words = words[1:]
     return tuple(words)
+
+
+def typed_lines(block: str) -> list[str]:
+    """What is typed: all lines, or where some begin with a prompt those; the rest is printed."""
+    prompted = re.findall(r"^\$ (.*)$", block, re.M)
+    return prompted or block.splitlines()
 
 
 def lines_of(page: pathlib.Path) -> list[Line]:
@@ -65,8 +71,8 @@ def lines_of(page: pathlib.Path) -> list[Line]:
         found = [(words_of(line), True) for line in re.findall(r"^ *- run: (.+)$", text, re.M)]
     else:
         blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S)
-        shown = "".join(block for language, block in blocks if language != "python")
-        found = [(words_of(line), True) for line in shown.splitlines()]
+        shown = [block for language, block in blocks if language != "python"]
+        found = [(words_of(line), True) for block in shown for line in typed_lines(block)]
         text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     for span in re.findall(r"`([^`\n]+)`", text):
         words = words_of(span)
@@ -108,8 +114,11 @@ def test_vitkern_takes_it(line, capsys):
     "line", [one for one in vitkern_lines() if one.words[1] in CHEAP and one.whole], ids=str
 )
 def test_cheap_commands_run(line, capsys):
-    assert main(line.words[1:]) == 0
-    assert capsys.readouterr().out
+    """B/17 is what pages mistype: one line, status 2."""
+    wrong = "B/17" in line.words
+    assert main(line.words[1:]) == (2 if wrong else 0)
+    said = capsys.readouterr()
+    assert "did you mean B/16" in said.err if wrong else said.out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -148,6 +157,13 @@ def installed_by(page: pathlib.Path) -> set[str]:
     return {word.split("==")[0] for words in lines if "install" in words for word in words}
 
 
+def command_source(path: pathlib.Path) -> str:
+    """A command's source, and that of the module beside it whose command it is with a docstring."""
+    text = path.read_text(encoding="utf-8")
+    shared = re.findall(r"\b(\w+)\.main\(\s*__doc__", text)
+    return text + "".join(path.with_name(f"{name}.py").read_text() for name in shared)
+
+
 @pytest.mark.parametrize("line", of_program("python"), ids=str)
 def test_python_finds_it(line):
     """The module or the script, and in its source the options."""
@@ -167,7 +183,7 @@ def test_python_finds_it(line):
             return
         assert source.is_file(), f"{line}: no file {name}"
     if ROOT in source.parents and name != "vitkern":
-        known = source.read_text(encoding="utf-8")
+        known = command_source(source)
         for option in (word.split("=")[0] for word in rest if word.startswith("--")):
             assert f'"{option}"' in known, f"{line}: {name} has no option {option}"
 

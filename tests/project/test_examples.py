@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from benchmarks import timm_import
 from tests.conftest import ROOT
+from vitkern.bench import timm_import
 
 EXAMPLES = ROOT / "examples"
 
