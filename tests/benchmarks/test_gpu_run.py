@@ -48,11 +48,16 @@ def timed(found: list[dict], kind: str) -> dict[str, dict]:
 # ---- The whole run ----
 
 
-def test_models_are_checked_timed_and_drawn(tmp_path, capsys):
-    status, found = run(tmp_path, *TINY, "--batch", "2", "--compile", "max-autotune")
+# Compiling takes most of the time.
+@pytest.mark.parametrize(
+    "compiled", ((), pytest.param(("compile", "compile_max"), marks=pytest.mark.full))
+)
+def test_models_are_checked_timed_and_drawn(compiled, tmp_path, capsys):
+    ways = ("--compile", "max-autotune") if compiled else ()
+    status, found = run(tmp_path, *TINY, "--batch", "2", *ways)
     said = capsys.readouterr()
     assert status == 0, said.err
-    there = ("torch", "torch_math", "compile", "compile_max", "native")
+    there = ("torch", "torch_math", *compiled, "native")
     everyone = {name + way for name in there for way in ("", "_graph")}
     assert timed(found, "model").keys() >= everyone
     assert timed(found, "train").keys() >= everyone

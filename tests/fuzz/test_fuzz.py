@@ -12,8 +12,8 @@ from .outcome import FAULTS
 from .runner import Limits, run_cases
 
 SEED = 20
-# A minute for all kinds on one slow core; native cases start the stand-in driver.
-CASES = {"api": 130, "native": 100, "files": 90, "folders": 200}
+# Half a minute for all kinds on one slow core; native cases start the stand-in driver.
+CASES = {"api": 60, "native": 60, "files": 45, "folders": 100}
 
 
 @pytest.mark.parametrize("kind", KINDS)
