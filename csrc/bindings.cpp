@@ -131,7 +131,13 @@ PYBIND11_MODULE(_C, m) {
         "Every set of isas.inc, best first: what it needs, whether it is built, runs and pays.");
   m.def("isas", &available_isas, "Instruction sets this build and this CPU have, best first.");
   m.def("operator_isas", &operator_isas,
-        "Those of isas() whose operators are not another set's, best first.");
+        "Those of isas() with operators that are not another set's, best first.");
+  m.def(
+      "operator_isa",
+      [](const std::string& isa, DType weight) {
+        return isa_name(operators_isa(isa_named(isa), weight));
+      },
+      "The set whose operators multiply by weights of a dtype where this one is asked for.");
   m.def("arena_allocations", &arena_allocations,
         "How often scratch memory was asked of the system.");
   m.def(

@@ -44,13 +44,13 @@ def isas() -> list[str]:
 
 
 def operator_isas() -> list[str]:
-    """Those of `isas()` whose operators are their own: `avx512_vnni` runs those of `avx512`."""
+    """Those of `isas()` with operators of their own; `avx512_bf16` has them for bf16 weights."""
     return _C.operator_isas()
 
 
-def operator_isa(isa: str) -> str:
+def operator_isa(isa: str, weight: torch.dtype = torch.float32) -> str:
     """The set whose operators run where this one is asked for: `avx512` for `avx512_vnni`."""
-    return next(row["base"] for row in _C.instruction_sets() if row["name"] == isa)
+    return _C.operator_isa(isa, DTYPES[weight])
 
 
 def _matrices(isa: str, weights: tuple[Tensor, ...], save: bool = False) -> _Matrices:
@@ -82,7 +82,7 @@ def norm_linear(
     n: Sizes, results: Results, x: Tensor, norm_weight: Maybe, norm_bias: Maybe, weight: Tensor,
     bias: Maybe, activation: str, eps: float, save: bool, isa: str = "",
 ) -> None:  # fmt: skip
-    if save and cpu_blas.serves(isa, x, weight):
+    if save and cpu_blas.serves(isa, x):
         cpu_blas.norm_linear(
             n, results, x, norm_weight, norm_bias, weight, bias, activation, eps
         )  # fmt: skip
@@ -152,7 +152,7 @@ def linear_residual(
     n: Sizes, results: Results, x: Tensor, weight: Tensor, bias: Maybe, residual: Tensor,
     gamma: Maybe, dropout_p: float, drop_path_p: float, seed: Maybe, isa: str = "",
 ) -> None:  # fmt: skip
-    if (x.requires_grad or residual.requires_grad) and cpu_blas.serves(isa, x, weight):
+    if (x.requires_grad or residual.requires_grad) and cpu_blas.serves(isa, x):
         cpu_blas.linear_residual(
             n, results, x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed
         )  # fmt: skip
@@ -174,7 +174,7 @@ def mlp(
     activation: str, eps: float, dropout_p: float, drop_path_p: float, seed: Maybe, save: bool,
     isa: str = "",
 ) -> None:  # fmt: skip
-    if save and cpu_blas.serves(isa, x, fc1_weight):
+    if save and cpu_blas.serves(isa, x):
         cpu_blas.mlp(
             n, results, x, norm_weight, norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias,
             gamma, activation, eps, dropout_p, drop_path_p, seed,

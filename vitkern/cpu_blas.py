@@ -3,13 +3,12 @@
 A training step uses a weight once and changes it, so that packing pays less than in inference. With
 AVX2 MKL's `torch.mm` is as fast as the native GEMM or faster (docs/training.md): there the matmuls
 of a step are torch's, and norms, activations, masks, residuals and sums are fused kernels. With
-AVX-512, and where tiles are faster than any multiply-add (AMX), the native kernels compute
-everything (cpu.py, cpu_backward.py), and so they do where an instruction set is asked for by name.
+AVX-512 (bf16 weights: with AVX512_BF16 in bf16), and where tiles are faster than any multiply-add
+(AMX), the native kernels compute everything (cpu.py, cpu_backward.py), and so they do where an
+instruction set is asked for by name.
 
-A function here takes what its namesake there takes. A bf16 weight's matmuls are in bf16 where the
-CPU has instructions for that (AVX512_BF16: twice the rate of fp32 on a Zen 4), and so are the
-hidden rows between them. Elsewhere its operands are widened: torch's bf16 matmuls are several times
-slower there than its fp32 ones.
+A function here takes what its namesake there takes. bf16 operands are widened: without bf16
+instructions torch's bf16 matmuls are several times slower than its fp32 ones.
 """
 
 from __future__ import annotations
@@ -38,35 +37,16 @@ from .operands import (
 )
 
 Mask = tuple[int, int, float]
-MANY = 1 << 20  # multiply-adds, 10 us: for fewer, casting operands takes what bf16 saves
 
 
-def serves(isa: str, x: Tensor, weight: Tensor) -> bool:
+def serves(isa: str, x: Tensor) -> bool:
     """Whether a training step with these rows is computed here; isa: the one asked for, or ""."""
-    return not isa and x.numel() > 0 and _is_faster(weight.dtype)
+    return not isa and x.numel() > 0 and _is_faster()
 
 
 @functools.cache
-def _is_faster(dtype: torch.dtype) -> bool:
-    isa = _C.features()["isa"]
-    if isa.startswith("avx512"):
-        return dtype is not torch.float32
-    return isa != "amx"
-
-
-@functools.cache
-def _multiplies_bf16() -> bool:
-    """Whether torch.mm is faster in bf16. Not by AMX: some virtual machines kill torch for it."""
-    flags = _C.features()["flags"]
-    return flags["avx512_bf16"] and not flags["amx_tile"] and torch.backends.mkldnn.is_available()
-
-
-def _factors(M: int, weight: Tensor) -> torch.dtype:
-    """What a layer's matmuls of M rows multiply: bf16 where its weight is and that is faster."""
-    many = M * weight.numel() >= MANY
-    if many and weight.dtype is torch.bfloat16 and _multiplies_bf16():
-        return torch.bfloat16
-    return torch.float32
+def _is_faster() -> bool:
+    return not _C.features()["isa"].startswith(("amx", "avx512"))
 
 
 def _in_fp32(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,12 +71,12 @@ def norm_linear(
     bias: Maybe, activation: str, eps: float,
 ) -> None:  # fmt: skip
     y, stats, pre = results
-    h = _normed(x, norm_weight, norm_bias, eps, stats).to(_factors(n["M"], weight))
+    h = _normed(x, norm_weight, norm_bias, eps, stats)
     if activation == "none":
         _linear(h, weight, bias, y.view(n["M"], n["N"]))
         return
     sums = _linear(h, weight, bias, pre.view(n["M"], n["N"]))
-    _hidden(sums, activation, OFF, y)
+    y.view(sums.shape).copy_(_hidden(sums, activation, OFF))
 
 
 @_in_fp32
@@ -105,8 +85,7 @@ def linear_residual(
     gamma: Maybe, dropout_p: float, drop_path_p: float, seed: Maybe,
 ) -> None:  # fmt: skip
     masks = dropout(dropout_p, seed), dropout(drop_path_p, seed)
-    h = _flat(x, _factors(x.shape[:-1].numel(), weight))
-    _join(results[0], h, weight, bias, residual, gamma, masks, n["S"])
+    _join(results[0], _flat(x), weight, bias, residual, gamma, masks, n["S"])
 
 
 @_in_fp32
@@ -118,15 +97,15 @@ def mlp(
     y, stats, pre = results
     masks = dropout(dropout_p, seed), dropout(drop_path_p, seed)
     h = _normed(x, norm_weight, norm_bias, eps, stats)
-    h = h.to(_factors(h.shape[0], fc1_weight))
     sums = _linear(h, fc1_weight, fc1_bias, pre.view(h.shape[0], n["F"]))
-    hidden = _hidden(sums, activation, masks[0], torch.empty(sums.shape, dtype=h.dtype))
+    del h
+    hidden = _hidden(sums, activation, masks[0])
     _join(y, hidden, fc2_weight, fc2_bias, x, gamma, masks, n["S"])
 
 
-def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x as rows of a dtype, in place if possible."""
-    return rows(x.to(dtype))[0].reshape(-1, x.shape[-1])
+def _flat(x: Tensor) -> Tensor:
+    """x as rows of fp32, in place if possible."""
+    return rows(x.float())[0].reshape(-1, x.shape[-1])
 
 
 def _normed(x: Tensor, weight: Maybe, bias: Maybe, eps: float, stats: Tensor) -> Tensor:
@@ -143,23 +122,23 @@ def _normed(x: Tensor, weight: Maybe, bias: Maybe, eps: float, stats: Tensor) ->
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Maybe, out: Tensor) -> Tensor:
-    """Writes x weight^T + bias to out, and returns it, or in x's dtype what was rounded to out."""
-    weight = weight.to(x.dtype)
-    sums = out if out.dtype is x.dtype else torch.empty(out.shape, dtype=x.dtype)
+    """Writes x weight^T + bias to out, and returns it in fp32."""
+    sums = out if out.dtype is torch.float32 else torch.empty(out.shape)
+    across = weight.float().t()
     if bias is None:
-        torch.mm(x, weight.t(), out=sums)
+        torch.mm(x, across, out=sums)
     else:
-        torch.addmm(bias.to(x.dtype), x, weight.t(), out=sums)
+        torch.addmm(vector(bias), x, across, out=sums)
     if sums is not out:
         out.copy_(sums)
     return sums
 
 
-def _hidden(pre: Tensor, activation: str, mask: Mask, hidden: Tensor) -> Tensor:
-    """Writes dropout(activation(pre)) to hidden, and returns it."""
+def _hidden(pre: Tensor, activation: str, mask: Mask) -> Tensor:
+    hidden = torch.empty(pre.shape)
     _C.hidden_rows(
-        "", threads=threads(), dtype=DTYPES[pre.dtype], d_dtype=DTYPES[hidden.dtype],
-        pre=address(pre), hidden=address(hidden), d=0, dbias=0, M=pre.shape[0], F=pre.shape[1],
+        "", threads=threads(), dtype=_C.DType.f32, pre=address(pre),
+        hidden=address(hidden), d=0, dbias=0, M=pre.shape[0], F=pre.shape[1],
         activation=ACTIVATIONS[activation], dropout=mask,
     )  # fmt: skip
     return hidden
@@ -170,19 +149,17 @@ def _join(
     masks: tuple[Mask, Mask], S: int,
 ) -> None:  # fmt: skip
     """y = residual + drop_path(gamma * dropout(x weight^T + bias))."""
-    N = weight.shape[0]
+    across, N = weight.float().t(), weight.shape[0]
     residual, residual_stride = rows(residual)
-    plain = gamma is None and not any(mask[1] for mask in masks)
-    if plain and y.dtype is weight.dtype is torch.float32:
+    if y.dtype is torch.float32 and gamma is None and not any(mask[1] for mask in masks):
         sums = y.view(-1, N)  # the GEMM adds to what is there
         if bias is None:
             sums.copy_(residual.reshape(-1, N))
         else:
             torch.add(residual.reshape(-1, N), vector(bias), out=sums)
-        sums.addmm_(x, weight.t())
+        sums.addmm_(x, across)
         return
-    sums = torch.mm(x, weight.to(x.dtype).t()).float()
-    bias, gamma = vector(bias), vector(gamma)
+    sums, bias, gamma = torch.mm(x, across), vector(bias), vector(gamma)
     _C.branch_rows(
         "", threads=threads(), dtype=DTYPES[y.dtype], x=address(sums),
         bias=address(bias), gamma=address(gamma), residual=address(residual), y=address(y), grad=0,
@@ -201,14 +178,13 @@ def norm_linear_backward(
     names = ("x", "norm_weight", "norm_bias", "weight", "bias")
     given = dict(zip(names, args, strict=False))
     stats, pre = saved
-    g = grad.to(_factors(n["M"], args[3])).reshape(n["M"], n["N"]).contiguous()
-    activation = args[5]
+    g, activation = grad.float().reshape(n["M"], n["N"]).contiguous(), args[5]
     grads: dict[str, Tensor] = {}
     if activation != "none":
         g = g.clone() if g.data_ptr() == grad.data_ptr() else g
         grads["bias"] = _hidden_backward(pre, None, g, activation, OFF)
     elif "bias" in needs:
-        grads["bias"] = g.sum(0, dtype=torch.float32)
+        grads["bias"] = g.sum(0)
     grads |= _norm_linear_backward(g, given, "weight", stats, None, needs)
     return _ordered(given, needs, grads)
 
@@ -221,10 +197,9 @@ def linear_residual_backward(
     given = {"x": x, "weight": weight, "bias": bias, "residual": residual, "gamma": gamma}
     masks = dropout(dropout_p, seed), dropout(drop_path_p, seed)
     raw, scaled = _branch_backward(grad, gamma, masks, n["S"])
-    dtype = _factors(raw.shape[0], weight)
-    grads = _layer_gradients(raw, scaled, _flat(x, dtype), given, "", needs)
+    grads = _layer_gradients(raw, scaled, _flat(x), given, "", needs)
     if "x" in needs:
-        grads["x"] = torch.mm(scaled.to(dtype), weight.to(dtype))
+        grads["x"] = torch.mm(scaled, weight.float())
     if "residual" in needs:  # an operator must not return its argument
         grads["residual"] = grad.to(residual.dtype, copy=True)
     return _ordered(given, needs, grads)
@@ -241,12 +216,11 @@ def mlp_backward(
     stats, pre = saved
     raw, scaled = _branch_backward(grad, given["gamma"], masks, n["S"])
     d = hidden = None
-    dtype = _factors(raw.shape[0], args[5])
     grads: dict[str, Tensor] = {}
     if needs & {"x", "norm_weight", "norm_bias", "fc1_weight", "fc1_bias"}:
-        d = torch.mm(scaled.to(dtype), args[5].to(dtype))  # (M, F)
+        d = torch.mm(scaled, args[5].float())  # (M, F)
     if needs & {"fc2_weight", "gamma"}:
-        hidden = torch.empty(raw.shape[0], n["F"], dtype=dtype)
+        hidden = torch.empty(raw.shape[0], n["F"])
     if d is not None or hidden is not None:
         grads["fc1_bias"] = _hidden_backward(pre, hidden, d, activation, masks[0])
     grads |= _layer_gradients(raw, scaled, hidden, given, "fc2_", needs)
@@ -289,15 +263,13 @@ def _layer_gradients(
         grads[f"{prefix}bias"] = scaled.sum(0)
     if x is None or weight is None or not needs & {f"{prefix}weight", "gamma"}:
         return grads
-    # gamma's is a sum over a row of it: in bf16 it would be rounded before it is summed.
-    dtype = torch.float32 if "gamma" in needs else x.dtype
-    both = torch.mm(raw.to(dtype).t(), x.to(dtype))  # (N, K)
+    both = torch.mm(raw.t(), x)  # (N, K)
     if "gamma" in needs:
         grads["gamma"] = (both * weight.float()).sum(1)
         if bias is not None:
             grads["gamma"] += raw.sum(0) * bias.float()
     if f"{prefix}weight" in needs:
-        grads[f"{prefix}weight"] = both if gamma is None else both * vector(gamma).unsqueeze(1)
+        grads[f"{prefix}weight"] = both if gamma is None else both.mul_(vector(gamma).unsqueeze(1))
     return grads
 
 
@@ -308,8 +280,7 @@ def _hidden_backward(
     F = pre.shape[-1]
     pre, dbias = pre.contiguous(), torch.empty(F)
     _C.hidden_rows(
-        "", threads=threads(), dtype=DTYPES[pre.dtype],
-        d_dtype=DTYPES[next(t.dtype for t in (d, hidden) if t is not None)], pre=address(pre),
+        "", threads=threads(), dtype=DTYPES[pre.dtype], pre=address(pre),
         hidden=address(hidden), d=address(d), dbias=0 if d is None else address(dbias),
         M=pre.numel() // F, F=F, activation=ACTIVATIONS[activation], dropout=mask,
     )  # fmt: skip
@@ -321,8 +292,6 @@ def _norm_linear_backward(
 ) -> dict[str, Tensor]:
     """From g, the gradient of layernorm(x) weight^T + bias: those of x, the norm and the weight.
 
-    g is in the dtype that the matmuls multiply.
-
     onto: what is added to x's, in its dtype.
     """
     x, weight = given["x"], given[name]
@@ -332,8 +301,7 @@ def _norm_linear_backward(
     through, K = needs & {"x", "norm_weight", "norm_bias"}, x.shape[-1]
     if not through and name not in needs:
         return {}
-    dh = torch.mm(g, weight.to(g.dtype)) if through else torch.empty(g.shape[0], K)
-    normed = dh if dh.dtype is torch.float32 else torch.empty(dh.shape)
+    dh = torch.mm(g, weight.float()) if through else torch.empty(g.shape[0], K)
     room = {
         "x": torch.empty(x.shape, dtype=x.dtype) if "x" in needs else None,
         "norm_weight": torch.empty(K) if "norm_weight" in needs else None,
@@ -342,15 +310,15 @@ def _norm_linear_backward(
     source, x_stride = rows(x)
     onto = None if onto is None else onto.contiguous()
     _C.layernorm_backward(
-        "", threads=threads(), dtype=DTYPES[x.dtype], grad_dtype=DTYPES[dh.dtype],
+        "", threads=threads(), dtype=DTYPES[x.dtype], grad_dtype=_C.DType.f32,
         grad=address(dh), x=address(source), stats=address(stats), weight=address(norm_weight),
         bias=address(norm_bias), onto=address(onto), dx=address(room["x"]),
         dweight=address(room["norm_weight"]), dbias=address(room["norm_bias"]),
-        y=address(normed) if name in needs else 0, M=dh.shape[0], D=K, x_stride=x_stride,
+        y=address(dh) if name in needs else 0, M=dh.shape[0], D=K, x_stride=x_stride,
     )  # fmt: skip
     grads = {key: t for key, t in room.items() if t is not None}
     if name in needs:
-        grads[name] = torch.mm(g.t(), normed.to(g.dtype))
+        grads[name] = torch.mm(g.t(), dh)  # dh is layernorm(x) now
     return grads
 
 

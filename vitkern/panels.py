@@ -8,6 +8,7 @@ another machine: here they are unpacked by views, on any. The forms are those of
                                                                      tiles_int16.hpp
     terms     [columns][steps][term][2 halves of the columns][pairs of steps][columns / 2][2]
                                                                      terms_amx.hpp
+    pairs     [columns]: [pairs of steps][columns][2], in bf16       tiles_bf16.hpp
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-KINDS = ("floats", "integers", "terms")
+KINDS = ("floats", "integers", "terms", "pairs")
 
 
 class Form(NamedTuple):
@@ -26,7 +27,7 @@ class Form(NamedTuple):
 
     kind: str
     columns: int  # of a panel: rows of the weight
-    steps: int  # of K in a block of integers or a tile of terms, else 1
+    steps: int  # of K in a block of integers, a tile of terms or a pair, else 1
     terms: int  # whose sum is an element
 
     @classmethod
@@ -45,6 +46,7 @@ class Form(NamedTuple):
             "floats": "floats",
             "integers": f"16-bit integers in blocks of {self.steps}",
             "terms": f"{self.terms} bf16 term{'s' * (self.terms > 1)}",
+            "pairs": "pairs of bf16",
         }
         return f"{what[self.kind]}, {self.columns} columns"
 
@@ -75,6 +77,8 @@ class Form(NamedTuple):
             integers = integers.view(count, -1, self.steps // 2, self.columns, 2)
             scales = self.floats(panels).view(count, -1, 1, self.columns, 1)
             rows = (integers * scales).permute(0, 3, 1, 2, 4)
+        elif self.kind == "pairs":
+            rows = self.floats(panels).view(count, -1, self.columns, 2).transpose(1, 2).float()
         else:
             half = self.columns // 2
             tiles = self.floats(panels).view(

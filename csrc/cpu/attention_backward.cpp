@@ -74,8 +74,7 @@ struct HeadBackward {
     if (Left::reads_transposed(rows.dtype, rows.stride))
       return Left::transposed(rows.data, rows.stride);
     const Left A = Left::at(memory + work.left, count, precision);
-    fill_transposed(kAlone, A, rows, 0, columns, count, memory + work.columns);
-    return A;
+    return fill_transposed(kAlone, A, rows, 0, columns, count, memory + work.columns);
   }
   template <class Epilogue>
   void multiply(const Left& A, int64_t M, const Weights& w, const Epilogue& epilogue) const {

@@ -66,7 +66,7 @@ int64_t multiply_bytes(const Factors& f, Vec& total) {
   return kPasses * kTileRows * kNR * kSteps * 2;
 }
 
-#elif !defined(VITKERN_INT16) && !defined(VITKERN_AMX)
+#elif !defined(VITKERN_INT16) && !defined(VITKERN_BF16) && !defined(VITKERN_AMX)
 
 // kPasses passes over the factors; returns their flops. The sums go into `total`, so that the
 // compiler leaves no multiply-add out.
@@ -96,12 +96,12 @@ int64_t multiply(const Factors& f, Vec& total) {
   return kPasses * kDepth * kRows * kColumns * Vec::kLanes * 2;
 }
 
-#elif defined(VITKERN_INT16)
+#elif defined(VITKERN_INT16) || defined(VITKERN_BF16)
 
-// The same on pairs of integers: any bits will do, and the floats' are as random as others.
+// The same on pairs of integers, or of bf16: any bits will do, and the floats' are as random as
+// others.
 int64_t multiply_pairs(const Factors& f, Vec& total) {
-  using namespace int16_tiles;
-  Ints c[kRows][kColumns];
+  Sums c[kRows][kColumns];
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kRows; ++r)
 #pragma GCC unroll 3
@@ -205,7 +205,7 @@ void calibrate(const calibrate_args& a) {
       const TileFactors tiles(factors);
       const int terms = terms_of(a.precision), pairs = terms * (terms + 1) / 2;
       const auto pass = [&](Vec&) { return multiply_tiles(tiles) / pairs; };
-#elif defined(VITKERN_INT16)
+#elif defined(VITKERN_INT16) || defined(VITKERN_BF16)
       const auto pass = [&](Vec& total) { return multiply_pairs(factors, total); };
 #else
       const auto pass = [&](Vec& total) { return multiply(factors, total); };

@@ -239,7 +239,7 @@ void check(const layernorm_backward_args& a) {
 void check(const hidden_rows_args& a) {
   const Check c("hidden_rows");
   c.threads(a.threads);
-  c.dtype("dtype", a.dtype), c.dtype("d_dtype", a.d_dtype);
+  c.dtype("dtype", a.dtype);
   c.activation(a.activation);
   c.size("M", a.M), c.size("F", a.F);
   c.array("pre", a.pre, bytes_of(a.dtype), {a.M, a.F});

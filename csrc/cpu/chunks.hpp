@@ -52,19 +52,18 @@ class ChunkedGemm {
         team,
         [&](const Left& A, int64_t m0, int64_t M) {
           fill(team, A, M, w_.K, row, [&](int64_t m, float* to) { write(m0 + m, to); });
+          return A;
         },
         epilogue_at);
   }
 
-  // The same where fill_rows(A, m0, M) writes the rows m0 .. m0 + M to the first of A, with a sync.
+  // The same where fill_rows(A, m0, M) writes the rows m0 .. m0 + M to the first of A, with a sync,
+  // and returns what a GEMM reads there.
   template <class Fill, class EpilogueAt>
   void multiply_filled(const Team& team, const Fill& fill_rows,
                        const EpilogueAt& epilogue_at) const {
     const Left A = Left::at(lease_.floats(), w_.K, w_.precision);  // (chunk, K)
-    each_chunk(team, epilogue_at, [&](int64_t m0, int64_t M) {
-      fill_rows(A, m0, M);
-      return A;
-    });
+    each_chunk(team, epilogue_at, [&](int64_t m0, int64_t M) { return fill_rows(A, m0, M); });
   }
 
   // The same where row m0 of A and those after it are left_at(m0).

@@ -12,8 +12,8 @@ enum class Isa {
 #include "isas.inc"
 };
 
-// Compiled in and supported by this CPU, best first; operator_isas only those that are their own
-// base (isas.inc), whose operators are not another set's.
+// Compiled in and supported by this CPU, best first; operator_isas only those with operators of
+// their own (isas.inc): all, or those that multiply by bf16 weights.
 std::vector<std::string> available_isas();
 std::vector<std::string> operator_isas();
 
@@ -25,7 +25,7 @@ const char* isa_name(Isa isa);
 #include "kernels.inc"
 
 // Whose panels of weights a set's operators and its engine read.
-Isa operators_isa(Isa isa);
+Isa operators_isa(Isa isa, DType weight);
 Isa engine_isa(Isa isa, Precision precision);
 
 // A line of isas.inc, and what became of it here.

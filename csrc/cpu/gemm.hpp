@@ -75,6 +75,9 @@ struct Result {
 #if defined(VITKERN_INT16)
 #include "tiles_int16.hpp"
 #endif
+#if defined(VITKERN_BF16)
+#include "tiles_bf16.hpp"
+#endif
 #if defined(VITKERN_INT8)  // of any instruction set
 #include "tiles_int8.hpp"
 #endif
@@ -87,6 +90,8 @@ using namespace int8_tiles;
 using namespace amx_tiles;
 #elif defined(VITKERN_INT16)
 using namespace int16_tiles;
+#elif defined(VITKERN_BF16)
+using namespace bf16_tiles;
 #else
 using namespace fma_tiles;
 #endif

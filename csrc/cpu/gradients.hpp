@@ -96,40 +96,58 @@ class StepRows {
         K_(K),
         stride_(row_stride(K)),
         precision_(precision),
-        memory_(kPacksSteps ? packed_bytes(K, M, precision) : M * stride_ * sizeof(float)) {}
+        memory_(kPacksSteps ? packed_bytes(K, M, precision)
+                            : M * stride_ * bytes_of(kFactorDtype)) {}
 
   // Elements k onwards of row m, of which n count; k is a multiple of the lanes.
   void store(int64_t m, int64_t k, Vec v, int64_t n) const {
-    float* const to = at(m, k);
-    if constexpr (!kPacksSteps) return v.store(to, n);
+    if constexpr (!kPacksSteps) return store_as(kFactorDtype, memory_.floats(), place(m, k), v, n);
+    float* const to = memory_.floats() + place(m, k);
     v.store(to);
     if (n <= Vec::kLanes)  // the panel's other columns must be numbers
       for (int64_t j = Vec::kLanes; (k + j) % kNR; j += Vec::kLanes) Vec::set(0).store(to + j);
   }
-  float* at(int64_t m, int64_t k) const {
-    return memory_.floats() + (kPacksSteps ? (k / kNR * M_ + m) * kNR + k % kNR : m * stride_ + k);
+  const void* at(int64_t m, int64_t k) const {
+    return offset(kFactorDtype, memory_.floats(), place(m, k));
   }
   Weights factor() const {
     if constexpr (kPacksSteps)
       return {precision_, DType::f32, memory_.floats(), K_, M_, true};
     else
-      return plain_factor(precision_, as_rows(memory_.floats(), stride_), K_, M_);
+      return plain_factor(precision_, Rows{kFactorDtype, memory_.floats(), stride_}, K_, M_);
   }
 
  private:
+  int64_t place(int64_t m, int64_t k) const {
+    return kPacksSteps ? (k / kNR * M_ + m) * kNR + k % kNR : m * stride_ + k;
+  }
+
   const int64_t M_, K_, stride_;
   const Precision precision_;
   const vitkern::Lease memory_;
 };
 
-// Rows [0, N) of A = the columns n0 .. n0 + N of g (M rows), by a team; `columns` is this thread's
-// room for kColumnsAtOnce rows of M. Ends with a sync.
+// Rows [0, N) of A = the columns n0 .. n0 + N of g (M rows), by a team, as a GEMM then reads them;
+// `columns` is this thread's room for kColumnsAtOnce rows of M. Ends with a sync.
 constexpr int64_t kColumnsAtOnce = 32;
 inline int64_t columns_room(int64_t M) { return kColumnsAtOnce * row_stride(M); }
 
-inline void fill_transposed(const Team& team, const Left& A, const Rows& g, int64_t n0, int64_t N,
-                            int64_t M, float* columns) {
+template <class Factor>
+Factor fill_transposed(const Team& team, const Factor& A, const Rows& g, int64_t n0, int64_t N,
+                       int64_t M, float* columns) {
   constexpr int64_t L = Vec::kLanes;
+  if constexpr (Factor::kFillsTransposed) {
+    const Factor across = A.for_transpose(N);
+    const Range mine = team.share(M, 2);
+    for (int64_t m = mine.begin; m < mine.end; m += 2)
+      for (int64_t n = 0; n < N; n += L) {
+        const Rows from = g.from(m, n0 + n);
+        const Vec odd = m + 1 < M ? load_as(g.dtype, from.data, g.stride, N - n) : Vec::set(0);
+        across.store_steps(n, m, load_as(g.dtype, from.data, 0, N - n), odd);
+      }
+    team.sync();
+    return across;
+  }
   const int64_t stride = row_stride(M);
   const Range mine = team.share(N, kColumnsAtOnce);
   for (int64_t n = mine.begin; n < mine.end; n += kColumnsAtOnce) {
@@ -149,6 +167,7 @@ inline void fill_transposed(const Team& team, const Left& A, const Rows& g, int6
     for (int64_t j = 0; j < count; ++j) A.close(n + j, to[j], M);
   }
   team.sync();
+  return A;
 }
 
 // dx (M, K) = g (M, N) weight (N, K). epilogue_at(m0) as in ChunkedGemm.
@@ -204,7 +223,7 @@ class WeightGradient {
       chunks_.multiply_filled(
           team,
           [&](const Left& A, int64_t n0, int64_t N) {
-            fill_transposed(team, A, g_, n0, N, M_, columns_.floats() + team.rank * room_);
+            return fill_transposed(team, A, g_, n0, N, M_, columns_.floats() + team.rank * room_);
           },
           epilogue_at);
   }

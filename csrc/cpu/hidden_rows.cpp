@@ -9,19 +9,13 @@ namespace vitkern::VITKERN_ISA {
 void hidden_rows(const hidden_rows_args& a) {
   const PartialSums sums(a.dbias ? a.M : 0, a.F);
   const int64_t room = row_stride(a.F);
-  const bool plain = a.d_dtype == DType::f32;  // hidden and d are written where they belong
-  const Lease lease(a.threads * 2 * room * sizeof(float));
+  const Lease lease(a.threads * room * sizeof(float));
   run_team(a.threads, [&](const Team& team) {
-    float *const hidden_row = lease.floats() + 2 * team.rank * room, *const d_row =
-                                                                         hidden_row + room;
+    float* const kept = lease.floats() + team.rank * room;  // a row of hidden that is not asked for
     PartialSums::each_part(team, a.M, [&](int64_t part, Range rows) {
       for (int64_t m = rows.begin; m < rows.end; ++m) {
-        const auto place = [&](void* matrix, float* row) {
-          return matrix && plain ? static_cast<float*>(matrix) + m * a.F : row;
-        };
-        float *const hidden = place(a.hidden, hidden_row), *const d =
-                                                               a.d ? place(a.d, d_row) : nullptr;
-        if (d && !plain) widen_row({a.d_dtype, a.d, a.F}, m, d, a.F);
+        float *const hidden = a.hidden ? a.hidden + m * a.F : kept, *const d = a.d ? a.d + m * a.F
+                                                                                   : nullptr;
         const uint64_t first = static_cast<uint64_t>(m * a.F);
         if (d) drop(a.dropout, kHidden, first, d, a.F);
         for (int64_t i = 0; i < a.F; i += Vec::kLanes) {
@@ -36,9 +30,6 @@ void hidden_rows(const hidden_rows_args& a) {
         }
         if (a.hidden) drop(a.dropout, kHidden, first, hidden, a.F);
         if (a.dbias) sums.add(part, m == rows.begin, 0, d);
-        if (plain) continue;
-        if (a.hidden) narrow_row(hidden, a.d_dtype, a.hidden, m * a.F, a.F);
-        if (d) narrow_row(d, a.d_dtype, a.d, m * a.F, a.F);
       }
     });
     team.sync();

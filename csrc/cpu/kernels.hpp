@@ -13,8 +13,10 @@ enum class Precision : int32_t {
   fp32,
   // At least TF32's accuracy: as fp32; on AMX two terms, three GEMMs.
   tf32,
-  // bf16's error or less: both factors rounded to bf16 on AMX, to integers with a scale where they
-  // are faster (tiles_int16.hpp); elsewhere as fp32.
+  // bf16's error or less: both factors rounded to bf16 on AMX and, for operators with bf16 weights,
+  // with AVX512_BF16; to integers with a scale where they are faster (tiles_int16.hpp); elsewhere
+  // as
+  // fp32.
   bf16,
   // Both factors 8-bit integers with a scale for each row (tiles_int8.hpp), compiled for every set
   // under a name of its own; attention as in bf16.
@@ -45,9 +47,9 @@ struct Dropout {  // philox.hpp; off when threshold is 0
 // How the elements of a panel lie, so that whoever finds one in a file can read it without the
 // instruction set that made it (vitkern/panels.py).
 struct PanelForm {
-  const char* kind;  // floats, integers (16 bits, with scales), terms (of bf16) or int8
+  const char* kind;  // floats, integers (16 bits, with scales), terms or pairs (of bf16) or int8
   int64_t columns;   // of a panel: rows of the weight
-  int64_t steps;     // of K that a block of integers or a tile of terms has, else 1
+  int64_t steps;     // of K that a block of integers, a tile of terms or a pair has, else 1
   int64_t terms;     // whose sum is an element: 1 but for AMX
 };
 

@@ -10,7 +10,7 @@ namespace {
 // c is the gradient of the hidden rows, after their dropout.
 struct HiddenEpilogue {
   const mlp_backward_args& a;
-  Plain dpre;              // (M, F) fp32
+  Plain dpre;              // (M, F)
   const StepRows* hidden;  // (M, F) or null
   int64_t first_row;
 
@@ -38,23 +38,23 @@ struct HiddenEpilogue {
 }  // namespace
 
 void mlp_backward(const mlp_backward_args& a) {
-  const int64_t M = a.B * a.S, stride = row_stride(a.F), bytes = M * stride * sizeof(float);
+  const int64_t M = a.B * a.S, stride = row_stride(a.F),
+                bytes = M * stride * bytes_of(kFactorDtype);
   const Rows grad{a.x_dtype, a.grad, a.D}, fc2{a.w_dtype, a.fc2_weight, a.F};
   const BranchGradients of_fc2{a.dfc2_weight, a.dfc2_bias, a.dgamma};
   const NormLinearGradients of_fc1{a.dx, a.dnorm_weight, a.dnorm_bias, a.dfc1_weight, a.dfc1_bias};
   const bool through = of_fc1.of_input() || of_fc1.dweight || of_fc1.dbias;
   const bool back = through || of_fc2.of_weight();  // the hidden rows are wanted, or their gradient
   const Lease dpre_rows(back ? bytes : 0);
-  const Plain dpre{DType::f32, dpre_rows.floats(), stride};
+  const Plain dpre{kFactorDtype, dpre_rows.floats(), stride};
   const StepRows hidden(precision_of(a.w_dtype), of_fc2.of_weight() ? M : 0, a.F);
 
   const BranchBackward branch(a.threads, {grad, a.D, a.S, a.dropout, a.path},
                               {fc2, a.fc2_bias, a.gamma, M, a.D, a.F}, hidden.factor(), of_fc2);
   const InputGradient to_hidden(a.threads, branch.scaled(), back ? M : 0, fc2, a.D, a.F);
   const NormGradient norm{{a.x_dtype, a.x, a.x_stride}, a.stats, a.norm_weight, a.D};
-  const NormLinearBackward first_half(a.threads, as_rows(dpre_rows.floats(), stride), norm,
-                                      a.norm_bias, {a.w_dtype, a.fc1_weight, a.D}, M, a.F, &grad,
-                                      of_fc1);
+  const NormLinearBackward first_half(a.threads, {dpre.dtype, dpre.data, stride}, norm, a.norm_bias,
+                                      {a.w_dtype, a.fc1_weight, a.D}, M, a.F, &grad, of_fc1);
   run_team(a.threads, [&](const Team& team) {
     branch.prepare(team);
     to_hidden.run(team, [&](int64_t m0) {

@@ -43,7 +43,7 @@ PanelForm form_of(const Layout& layout) {
 
 Layout operator_layout(Isa isa, DType weight) {
   const Precision precision = weight == DType::f32 ? Precision::fp32 : Precision::bf16;
-  return engine_layout(operators_isa(isa), precision);
+  return engine_layout(operators_isa(isa, weight), precision);
 }
 
 Packed::Packed(const Layout& layout, DType dtype, const void* weight, int64_t N, int64_t K,

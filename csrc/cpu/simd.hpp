@@ -278,8 +278,11 @@ inline void store_as(DType type, void* p, int64_t i, Vec v, int64_t n) {
     v.store(static_cast<bf16*>(p) + i, n);
 }
 // The address of element i.
+constexpr int64_t bytes_of(DType type) {
+  return type == DType::f32 ? 4 : type == DType::bf16 ? 2 : 1;
+}
 inline const void* offset(DType type, const void* p, int64_t i) {
-  return static_cast<const char*>(p) + i * (type == DType::f32 ? 4 : type == DType::bf16 ? 2 : 1);
+  return static_cast<const char*>(p) + i * bytes_of(type);
 }
 
 // Rows of a run-time dtype.

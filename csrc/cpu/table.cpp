@@ -7,6 +7,9 @@ const Kernels kernels = {
 #define VITKERN_KERNEL(kernel) kernel,
 #if defined(VITKERN_ENGINE_ONLY)  // its base has the operators
 #define VITKERN_OPERATOR(kernel) nullptr,
+#if defined(VITKERN_BF16) && !defined(VITKERN_INT8)
+#define VITKERN_MATMUL(kernel) kernel,
+#endif
 #endif
 #include "kernels.inc"
 };

@@ -133,6 +133,7 @@ struct Left {
   // Where true, rows that were stored or put in parts must be settled before a GEMM reads them.
   static constexpr bool kSettles = false;
   void settle(int64_t) const {}
+  static constexpr bool kFillsTransposed = false;
 
  private:
   // Lanes [lane, lane + n) of x to the columns k + lane onwards; the other lanes of x are zero.
@@ -239,6 +240,7 @@ inline PanelForm panel_form(Precision p) { return {"terms", kNR, kSteps, terms_o
 
 // The other way round: the sum of an element's terms, which is exact with three of them.
 constexpr bool kPacksSteps = false;  // pairs of steps are next to each other
+constexpr DType kFactorDtype = DType::f32;
 constexpr bool kUnpacks = true;
 inline void unpack_panel(const Weights& w, int64_t panel, void* weight) {
   const int terms = terms_of(w.precision);

@@ -63,6 +63,7 @@ struct Left {
   // Where true, rows that were stored or put in parts must be settled before a GEMM reads them.
   static constexpr bool kSettles = false;
   void settle(int64_t) const {}
+  static constexpr bool kFillsTransposed = false;
 };
 
 // Per thread, in floats: the converted part of W, and C of a group for M rows.
@@ -70,6 +71,8 @@ inline int64_t gemm_scratch(int64_t M, int64_t, Precision) { return kGroup * kNR
 
 // Whether a step of an unpacked factor can be written to the panels by itself.
 constexpr bool kPacksSteps = true;
+// What a backward keeps of a factor until its GEMM reads it.
+constexpr DType kFactorDtype = DType::f32;
 constexpr int64_t kFarAhead = 8 * kLine;
 
 // out[k][j] = w[j][k] for j < kNR, k < K; rows j >= n are zero.

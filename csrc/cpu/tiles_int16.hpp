@@ -95,6 +95,8 @@ inline Ints add_pairs(Ints sum, Ints x, const char* y) {
 }
 #undef VITKERN_ADD_PAIRS
 
+using Sums = Ints;
+
 constexpr int64_t kNR = 32;
 constexpr int64_t kBlock = 256;
 constexpr int64_t kPairs = kBlock / 2;

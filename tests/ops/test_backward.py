@@ -7,7 +7,7 @@ import torch
 
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.ops.test_ops import BF16, FP32, ISAS, SPECS
-from vitkern import cpu_blas, ops
+from vitkern import cpu, cpu_blas
 from vitkern.registry import REGISTRY
 from vitkern.verification.operators import (
     NOT_NATIVE,
@@ -22,6 +22,8 @@ BLAS = ""  # no instruction set by name: cpu_blas.py, whatever is faster on this
 
 def cases():
     for spec, isa, dtype in itertools.product(SPECS, (BLAS, *ISAS), (FP32, BF16)):
+        if isa and cpu.operator_isa(isa, dtype) != isa:
+            continue  # another set's kernels, which have their own turn
         for index, axes in enumerate(spec.cases[1:], 1):  # one element is right or wrong by luck
             if all(axes.values()):
                 shape = "x".join(map(str, axes.values()))
@@ -31,7 +33,7 @@ def cases():
 
 @pytest.mark.parametrize("spec, isa, index, dtype", list(cases()))
 def test_gradients_keep_the_contract(spec, isa, index, dtype, monkeypatch):
-    monkeypatch.setattr(cpu_blas, "_is_faster", lambda dtype: True)
+    monkeypatch.setattr(cpu_blas, "_is_faster", lambda: True)
     inputs = spec.make_inputs(spec.cases[index], dtype)
     names = native_differentiable(spec, inputs)
     truths = gradients(spec, inputs, names, torch.float64, spec.op.reference)
@@ -86,47 +88,16 @@ def test_what_no_kernel_has_is_the_references(name):
     assert torch.allclose(got.double(), truth, atol=1e-4)
 
 
-@pytest.fixture
-def matmuls(monkeypatch):
-    """The dtypes that torch multiplies, on a CPU that multiplies bf16 faster than fp32."""
-    seen, mm, addmm = [], torch.mm, torch.addmm
-    monkeypatch.setattr(cpu_blas, "_multiplies_bf16", lambda: True)
-    monkeypatch.setattr(cpu_blas, "_is_faster", lambda dtype: True)
-    monkeypatch.setattr(torch, "mm", lambda x, y, **how: (seen.append(x.dtype), mm(x, y, **how))[1])
-    monkeypatch.setattr(
-        torch, "addmm", lambda b, x, y, **how: (seen.append(x.dtype), addmm(b, x, y, **how))[1]
-    )
-    return seen
-
-
-def test_bf16_layers_are_multiplied_in_bf16_where_that_is_faster(matmuls):
-    """All six matmuls of an MLP; the gradients keep the contract."""
-    g = torch.Generator().manual_seed(0)
-    shapes = {"x": (2, 197, 64), "fc1_weight": (96, 64), "fc2_weight": (64, 96)}
-    inputs = {n: torch.randn(shape, generator=g) / 8 for n, shape in shapes.items()}
-    grad = torch.randn(shapes["x"], generator=g)
-
-    def run(dtype):
-        leaves = {n: t.to(BF16).to(dtype).requires_grad_() for n, t in inputs.items()}
-        ones, zeros = torch.ones(64, dtype=dtype), torch.zeros(64, dtype=dtype)
-        bias = torch.zeros(96, dtype=dtype)
-        y = ops.mlp(
-            leaves["x"], ones, zeros, leaves["fc1_weight"], bias, leaves["fc2_weight"], zeros
-        )
-        return torch.autograd.grad(y, list(leaves.values()), grad.to(dtype))
-
-    truths = run(torch.float64)
-    matmuls.clear()
-    ours = run(BF16)
-    assert matmuls == [BF16] * 6
-    for got, truth in zip(ours, truths, strict=True):
-        error = (got.double() - truth).pow(2).mean().sqrt() / truth.pow(2).mean().sqrt()
-        assert error < 2 * torch.finfo(BF16).eps
-
-
-def test_few_numbers_are_widened(matmuls):
-    x = torch.randn(3, 8, dtype=BF16, requires_grad=True)
-    weight = torch.randn(5, 8, dtype=BF16, requires_grad=True)
-    y = ops.norm_linear(x, torch.ones(8, dtype=BF16), torch.zeros(8, dtype=BF16), weight, None)
-    y.sum().backward()
-    assert set(matmuls) == {FP32}
+@pytest.mark.parametrize("dtype", (FP32, BF16))
+@pytest.mark.parametrize("isa", cpu.isas())
+def test_weights_choose_the_kernels_of_their_dtype(isa, dtype):
+    """Of an engine's set those of another: the bits are that set's."""
+    spec = REGISTRY["mlp"]
+    inputs = spec.make_inputs(spec.cases[-1], dtype)
+    names = native_differentiable(spec, inputs)
+    there = cpu.operator_isa(isa, dtype)
+    ours, theirs = (native_gradients(spec, inputs, names, isa=name) for name in (isa, there))
+    assert all(map(torch.equal, ours, theirs))
+    if isa == "avx512_bf16":
+        plain = native_gradients(spec, inputs, names, isa="avx512")
+        assert all(map(torch.equal, ours, plain)) == (dtype is FP32)
