@@ -196,7 +196,9 @@ using Sums = __m512;
 inline Sums zero() { return _mm512_setzero_ps(); }
 inline Ints load_ints(const char* p) { return _mm512_loadu_si512(p); }
 inline Ints broadcast(const char* pair) {
-  return _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(pair));
+  int32_t both;  // rows in place may have an odd stride
+  memcpy(&both, pair, sizeof(both));
+  return _mm512_set1_epi32(both);
 }
 inline Vec to_floats(Sums sum) { return {sum}; }
 // sum += x y over both elements of each pair. As assembly: with the intrinsic GCC 12 copies each
@@ -216,6 +218,7 @@ template <int R, bool kTransposed>
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
   TileReader<kTransposed ? 1 : R> rows(tile.a, tile.a_stride);
+  int32_t last[R];
   int64_t pairs = kTransposed ? ceil_div(tile.K, 2) : tile.K / 2;
   for (bool odd = !kTransposed && tile.K % 2;; odd = false, pairs = 1) {
     for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
@@ -237,7 +240,6 @@ template <int R, bool kTransposed>
     }
     if (!odd) break;
     // What lies behind a row's last element may not be a number, nor memory.
-    int32_t last[R];
     for (int r = 0; r < R; ++r)
       last[r] = *reinterpret_cast<const uint16_t*>(tile.a + r * tile.a_stride + (tile.K - 1) * 2);
     asm volatile("" ::"r"(last) : "memory");  // TileReader hides what its pointers point to
