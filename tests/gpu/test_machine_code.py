@@ -10,10 +10,12 @@ from tests.conftest import ROOT
 
 pytest.importorskip("triton")
 from tests.gpu.aot_kernels import matmul_variant, plain_variant
+from vitkern.engines.trace import Case, launches
 from vitkern.gpu import configs, hardware
 from vitkern.gpu.aot import build as aot
 from vitkern.gpu.aot import disassembly, machine_code
 from vitkern.gpu.aot.label import is_promised
+from vitkern.gpu.gemm_backward import weight_gradient_kernel
 
 ARCHS = ("sm_80", "sm_90", "sm_120", "gfx942")
 
@@ -74,6 +76,18 @@ def test_gate_on_shared_memory():
     _, _, report, broken, _ = checked("sm_120", stages=8)
     assert report.shared > 99 * 1024
     assert [rule.partition(":")[0] for rule in broken] == ["shared memory", "occupancy"]
+
+
+def test_autocast_s_weight_gradients_fit_into_little_shared_memory():
+    """A block of sm_89 has 99 KB, of which rows of a gradient in fp32 take twice their share."""
+    case = Case("B/16", "autocast-bf16", 64, training=True)
+    tiles = {}
+    for one in launches(case, "sm_89"):
+        constants, kinds = dict(one.variant.constants), dict(one.variant.signature)
+        if one.variant.kernel is weight_gradient_kernel and kinds["grad"] == "*fp32":
+            tiles[constants["BM"] * constants["BN"]] = one.variant
+    largest = tiles[max(tiles)]
+    assert aot.check(largest, aot.compile_variant(largest, "sm_89")).broken == []
 
 
 def test_gate_on_narrow_accesses():

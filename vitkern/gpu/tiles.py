@@ -156,6 +156,8 @@ TILES: dict[str, tuple[Row, ...]] = {
         *_tile(64, 64, 4, 4, _FEW, sm_80=62, sm_90=44),  # 57, 40 where it reads fp32
         *_tile(128, 128, 8, 3, _ROUNDED, TF32, sm_80=60),  # 47 with an activation, up to 73 without
         *_tile(64, 128, 4, 3, _HALVED, TF32, sm_80=59),  # 46 to 72
+        *_tile(64, 64, 4, 3, _FEW, TF32, half_rate=74),  # 66 with an activation, up to 81 without
+        *_tile(64, 64, 4, 4, _FEW, MIXED, half_rate=84),  # 80 to 89
         *_FEW_ROWS, *_TF32, *_FP32, *_MIXED_LARGE, *_MIXED_FEW,
     ),
     "weight_gradient": (
@@ -163,7 +165,8 @@ TILES: dict[str, tuple[Row, ...]] = {
         *_tile(128, 256, 8, 3, _WIDE, MIXED, sm_90=67),
         *_aligned(_tile(128, 128, 4, 3, _TRANSPOSED, MIXED, sm_80=80)),
         *_tile(128, 128, 8, 3, "no spills with odd sizes", MIXED, sm_80=62),
-        *_aligned(_tile(64, 128, 4, 3, _SHARES, MIXED, sm_80=62, sm_90=40)),
+        *_tile(128, 128, 8, 2, "112 KB in three stages, of 99 KB", MIXED, half_rate=100),
+        *_aligned(_tile(64, 128, 4, 3, _SHARES, MIXED, sm_80=62, half_rate=100, sm_90=40)),
         *_tile(64, 64, 4, 2, _TWO_STAGES, 32, sm_80=81, half_rate=100, sm_90=46, sm_100=33,
                gfx942=100),
         *_tile(64, 64, 4, 2, _TWO_STAGES, TF32, sm_80=50, sm_90=25),
