@@ -49,7 +49,10 @@ def operator_isas() -> list[str]:
 
 
 def operator_isa(isa: str, weight: torch.dtype = torch.float32) -> str:
-    """The set whose operators run where this one is asked for: `avx512` for `avx512_vnni`."""
+    """The set whose operators run where this one is asked for, by the dtype of their weights.
+
+    `avx512` for `avx512_vnni`, or with bf16 weights `avx512_bf16` where that is faster.
+    """
     return _C.operator_isa(isa, DTYPES[weight])
 
 

@@ -3,9 +3,9 @@
 A training step uses a weight once and changes it, so that packing pays less than in inference. With
 AVX2 MKL's `torch.mm` is as fast as the native GEMM or faster (docs/training.md): there the matmuls
 of a step are torch's, and norms, activations, masks, residuals and sums are fused kernels. With
-AVX-512 (bf16 weights: with AVX512_BF16 in bf16), and where tiles are faster than any multiply-add
-(AMX), the native kernels compute everything (cpu.py, cpu_backward.py), and so they do where an
-instruction set is asked for by name.
+AVX-512 (bf16 weights: in bf16 where that is faster), and where tiles are faster than any
+multiply-add (AMX), the native kernels compute everything (cpu.py, cpu_backward.py), and so they do
+where an instruction set is asked for by name.
 
 A function here takes what its namesake there takes. bf16 operands are widened: without bf16
 instructions torch's bf16 matmuls are several times slower than its fp32 ones.

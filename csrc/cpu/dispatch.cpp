@@ -141,6 +141,11 @@ const IsaRow& row_named(const std::string& name, const char* origin) {
                               origin + "; this build has: " + known);
 }
 
+const char* forced_isa() {  // "" if none is
+  const char* const name = std::getenv("VITKERN_ISA");
+  return name ? name : "";
+}
+
 const Kernels& operators_of(Isa isa, DType weight) {
   return *row_of(operators_isa(isa, weight)).kernels;
 }
@@ -164,11 +169,11 @@ const Kernels& engine_of(Isa isa, Precision precision) {
 Isa operators_isa(Isa isa, DType weight) {
   const Isa base = row_of(isa).base;
   if (weight != DType::bf16) return base;
-  // The first set from this one down to its base that multiplies in bf16, and pays if it is not
-  // this one.
+  // The first set from this one down to its base that multiplies in bf16. Another than this one
+  // must pay, and none stands in for a set that VITKERN_ISA forces.
   for (const IsaRow& row : isa_rows())
     if (row.isa >= isa && row.isa < base && row.base == base && row.runs_here &&
-        row.kernels->norm_linear && (row.pays || row.isa == isa))
+        row.kernels->norm_linear && (row.isa == isa || (row.pays && !*forced_isa())))
       return row.isa;
   return base;
 }
@@ -206,8 +211,7 @@ std::vector<InstructionSet> instruction_sets() {
 
 Isa isa_named(const std::string& name) {
   if (!name.empty()) return row_named(name, "the caller").isa;
-  const char* forced = std::getenv("VITKERN_ISA");
-  if (forced && *forced) return row_named(forced, "VITKERN_ISA").isa;
+  if (*forced_isa()) return row_named(forced_isa(), "VITKERN_ISA").isa;
   for (const IsaRow& row : isa_rows())
     if (row.runs_here && row.pays) return row.isa;
   return Isa::portable;

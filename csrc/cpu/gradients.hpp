@@ -130,7 +130,9 @@ class StepRows {
 // Rows [0, N) of A = the columns n0 .. n0 + N of g (M rows), by a team, as a GEMM then reads them;
 // `columns` is this thread's room for kColumnsAtOnce rows of M. Ends with a sync.
 constexpr int64_t kColumnsAtOnce = 32;
-inline int64_t columns_room(int64_t M) { return kColumnsAtOnce * row_stride(M); }
+inline int64_t columns_room(int64_t M) {
+  return Left::kFillsTransposed ? 0 : kColumnsAtOnce * row_stride(M);
+}
 
 template <class Factor>
 Factor fill_transposed(const Team& team, const Factor& A, const Rows& g, int64_t n0, int64_t N,

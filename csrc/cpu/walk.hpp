@@ -1,4 +1,4 @@
-// The loops around a tile of registers, for tiles_fma.hpp and tiles_int16.hpp.
+// The loops around a tile of registers, for tiles_fma.hpp, tiles_int16.hpp, tiles_bf16.hpp.
 //
 //   for each group of kGroup panels
 //     for each slab of inner steps, <= kSlab     Tiles::slab makes W's part ready

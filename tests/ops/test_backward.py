@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.evidence.fixed_order.torch_mode import FixedOrder
-from tests.ops.test_ops import BF16, FP32, ISAS, SPECS
-from vitkern import cpu, cpu_blas
+from tests.ops.test_ops import BF16, FP32, ISAS, SPECS, own_dtype
+from vitkern import _C, cpu, cpu_blas
 from vitkern.registry import REGISTRY
 from vitkern.verification.operators import (
     NOT_NATIVE,
@@ -48,7 +48,7 @@ def test_gradients_keep_the_contract(spec, isa, index, dtype, monkeypatch):
 @pytest.mark.parametrize("spec", SPECS, ids=[s.name for s in SPECS])
 def test_gradients_are_those_asked_for(spec, isa):
     """Each alone is bit for bit what it is among all, for any number of threads."""
-    inputs = spec.make_inputs(spec.cases[3], FP32)
+    inputs = spec.make_inputs(spec.cases[3], own_dtype(isa))
     names = native_differentiable(spec, inputs)
     together = native_gradients(spec, inputs, names, isa)
     before = torch.get_num_threads()
@@ -67,13 +67,13 @@ def test_gradients_are_those_asked_for(spec, isa):
 @pytest.mark.parametrize("S", (257, 530))
 def test_attention_takes_tiles_of_queries(S, isa):
     """More queries than one tile has: dk and dv add up what each tile gives."""
-    spec = REGISTRY["attention"]
-    inputs = spec.make_inputs({"B": 1, "S": S, "H": 2, "E": 8}, FP32)
+    spec, dtype = REGISTRY["attention"], own_dtype(isa)
+    inputs = spec.make_inputs({"B": 1, "S": S, "H": 2, "E": 8}, dtype)
     (truth,) = gradients(spec, inputs, ["qkv"], torch.float64, spec.op.reference)
     with FixedOrder():
-        (theirs,) = gradients(spec, inputs, ["qkv"], FP32, spec.op.reference)
+        (theirs,) = gradients(spec, inputs, ["qkv"], dtype, spec.op.reference)
     (got,) = native_gradients(spec, inputs, ["qkv"], isa)
-    (verdict,) = judge_gradients(spec, ["qkv"], [got], [truth], [theirs], FP32).values()
+    (verdict,) = judge_gradients(spec, ["qkv"], [got], [truth], [theirs], dtype).values()
     assert verdict.passed, verdict.problem
 
 
@@ -86,6 +86,38 @@ def test_what_no_kernel_has_is_the_references(name):
     (truth,) = gradients(spec, inputs, [argument], torch.float64, spec.op.reference)
     (got,) = gradients(spec, inputs, [argument], FP32, spec.torch_op())
     assert torch.allclose(got.double(), truth, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_many_rows_and_columns(isa):
+    """More rows than a slab has steps, more columns than a chunk has rows; all odd."""
+    spec, dtype = REGISTRY["linear_residual"], own_dtype(isa)
+    inputs = spec.make_inputs({"B": 1, "S": 1801, "K": 37, "N": 2081}, dtype)
+    names = ["x", "weight", "bias"]
+    truths = gradients(spec, inputs, names, torch.float64, spec.op.reference)
+    for got, truth in zip(native_gradients(spec, inputs, names, isa), truths, strict=True):
+        error = (got.double() - truth).pow(2).mean().sqrt() / truth.pow(2).mean().sqrt()
+        assert error < 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.skipif("avx512_vnni" not in cpu.isas(), reason="needs AVX-512 VNNI")
+def test_bf16_weights_are_multiplied_in_bf16_where_that_pays(monkeypatch):
+    """Unless the set is forced: then nothing stands in for it."""
+    bf16 = next(row for row in _C.instruction_sets() if row["name"] == "avx512_bf16")
+    faster = bf16["runs_here"] and bf16["pays"]
+    monkeypatch.delenv("VITKERN_ISA", raising=False)
+    assert cpu.operator_isa("avx512_vnni", BF16) == ("avx512_bf16" if faster else "avx512")
+    assert cpu.operator_isa("avx512_vnni", FP32) == "avx512"
+    monkeypatch.setenv("VITKERN_ISA", "avx512_vnni")
+    assert cpu.operator_isa("avx512_vnni", BF16) == "avx512"
+
+
+def test_a_step_is_native_with_avx512_and_amx(monkeypatch):
+    for isa, torchs in (("amx", False), ("avx512_vnni", False), ("avx512", False), ("avx2", True)):
+        cpu_blas._is_faster.cache_clear()
+        monkeypatch.setattr(cpu_blas._C, "features", lambda isa=isa: {"isa": isa})
+        assert cpu_blas.serves("", torch.ones(1)) == torchs
+    cpu_blas._is_faster.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", (FP32, BF16))

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "train.data": "image_files",
     "measure": "cpu precision _C",
     "terminal": "",
-    "verification": "model engines quantisation ops config registry contract precision",
+    "verification": "model engines quantisation ops config registry contract precision cpu",
     "acceleration": "foreign model engines precision",
     "foreign": "model engines ops config names",
     "quantisation": "model int8",

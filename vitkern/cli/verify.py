@@ -147,7 +147,6 @@ def device(given: argparse.Namespace) -> Device:
 
 def plan(given: argparse.Namespace, where: Device) -> list[Check]:
     """All checks: those of operators, then those of models."""
-    from .. import cpu
     from ..registry import REGISTRY
     from ..verification import run
 
@@ -162,10 +161,7 @@ def plan(given: argparse.Namespace, where: Device) -> list[Check]:
     if models is None:
         models = [QUICK_MODEL] if given.quick else ["B/16"]
         size = size or (QUICK_SIZE if given.quick else None)
-    own = where
-    if where.is_cpu:  # some sets have matmuls of their own in the engine alone
-        own = where._replace(isas=tuple(dict.fromkeys(map(cpu.operator_isa, where.isas))))
-    found = list(run.operator_checks(wanted, given.precision, own, given.quick))
+    found = list(run.operator_checks(wanted, given.precision, where, given.quick))
     for name in models:
         _known(name)
         found += run.model_checks(name, size, given.precision, where)

@@ -30,6 +30,12 @@ _MULTIPLIES = {
         "bf16": "16-bit integers",
         "int8": "8-bit integers",
     },
+    "pairs": {
+        "fp32": "fp32 multiply-adds",
+        "tf32": "as fp32",
+        "bf16": "pairs of bf16",
+        "int8": "8-bit integers",
+    },
     "floats": {
         "fp32": "fp32 multiply-adds",
         "tf32": "as fp32",
@@ -127,8 +133,9 @@ def precisions(chosen: str | None, seconds: float) -> dict[str, dict[str, Any]]:
     from .. import cpu
     from ..measure import limits
 
-    integers = chosen is not None and ("vnni" in chosen or "int16" in chosen)
-    how = _MULTIPLIES["amx" if chosen == "amx" else "integers" if integers else "floats"]
+    kinds = {"amx": "amx", "vnni": "integers", "int16": "integers", "bf16": "pairs"}
+    kind = next((kind for part, kind in kinds.items() if part in (chosen or "")), "floats")
+    how = _MULTIPLIES[kind]
     found: dict[str, dict[str, Any]] = {
         name: {"how": how[name], "gflops": None} for name in cpu.PRECISIONS
     }
