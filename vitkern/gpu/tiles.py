@@ -154,11 +154,13 @@ TILES: dict[str, tuple[Row, ...]] = {
         *_aligned(_tile(128, 128, 8, 3, _EIGHT, sm_80=93)),  # 86 where it reads fp32, else 100
         *_tile(128, 128, 8, 3, _EIGHT, half_rate=100, gfx942=100),
         *_tile(64, 64, 4, 4, _FEW, sm_80=62, sm_90=44),  # 57, 40 where it reads fp32
-        *_tile(128, 128, 8, 3, _ROUNDED, TF32, sm_80=60),  # 47 with an activation, up to 73 without
-        *_tile(64, 128, 4, 3, _HALVED, TF32, sm_80=59),  # 46 to 72
+        # sm_80: 47 with an activation, up to 73 without; then 46 to 72
+        *_tile(128, 128, 8, 3, _ROUNDED, TF32, sm_80=60, half_rate=100),
+        *_tile(64, 128, 4, 3, _HALVED, TF32, sm_80=59, half_rate=100),
         *_tile(64, 64, 4, 3, _FEW, TF32, half_rate=74),  # 66 with an activation, up to 81 without
+        *_FEW_ROWS, *_TF32, *_FP32, *_MIXED_LARGE,
         *_tile(64, 64, 4, 4, _FEW, MIXED, half_rate=84),  # 80 to 89
-        *_FEW_ROWS, *_TF32, *_FP32, *_MIXED_LARGE, *_MIXED_FEW,
+        *_MIXED_FEW,
     ),
     "weight_gradient": (
         *_GATHERED,
