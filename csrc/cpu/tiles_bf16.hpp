@@ -201,11 +201,9 @@ inline Ints broadcast(const char* pair) {
   return _mm512_set1_epi32(both);
 }
 inline Vec to_floats(Sums sum) { return {sum}; }
-// sum += x y over both elements of each pair. As assembly: with the intrinsic GCC 12 copies each
-// accumulator to another register and back through the stack.
+// sum += x y over both elements of each pair.
 inline Sums add_pairs(Sums sum, Ints x, Ints y) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
-  return sum;
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
 }
 inline Sums add_pairs(Sums sum, Ints x, const char* y) { return add_pairs(sum, x, load_ints(y)); }
 
