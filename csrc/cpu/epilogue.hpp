@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "math.hpp"
+#include "parallel.hpp"
 #include "philox.hpp"
 #include "scratch.hpp"
 
@@ -43,7 +44,6 @@ struct StoreEpilogue {
       if constexpr (std::is_same_v<Target, Plain>)
         __builtin_prefetch(y.at(m + kRowsAhead, n0 + i), 1);
     }
-    if (!pre && !dropout.threshold && n % Vec::kLanes == 0) return store_whole(m, n0, n, c);
     for (int64_t i = 0; i < n; i += Vec::kLanes) {
       Vec v = Vec::load(c + i, n - i);
       if (bias) v = v + Vec::load(bias + n0 + i, n - i);
@@ -59,17 +59,26 @@ struct StoreEpilogue {
     for (int64_t i = 0; i < n; i += Vec::kLanes) y.store(m, n0 + i, Vec::load(c + i, n - i), n - i);
   }
 
- private:
-  // What an inference does to nearly all rows: whole vectors, one after another without a branch.
-  void store_whole(int64_t m, int64_t n0, int64_t n, const float* c) const {
+  // What an inference does to nearly all rows: whole vectors, column by column, without a branch.
+  // Returns false where that cannot be done.
+  template <int64_t kNR>
+  bool rows(Range rows, int64_t n0, int64_t n, const float* c) const {
+    if (pre || dropout.threshold || n != kNR) return false;
     const Target to = y;
-    const float* const shift = bias ? bias + n0 : nullptr;
+    if constexpr (std::is_same_v<Target, Plain>)  // of the tile below
+      for (int64_t m = rows.end; m < 2 * rows.end - rows.begin; ++m)
+        for (int64_t i = 0; i < kNR; i += kLine) __builtin_prefetch(to.at(m, n0 + i), 1);
     with_activation(activation, [&](const auto& activated) {
-      for (int64_t i = 0; i < n; i += Vec::kLanes) {
-        const Vec v = Vec::load(c + i);
-        to.store(m, n0 + i, activated(shift ? v + Vec::load(shift + i) : v), Vec::kLanes);
+#pragma GCC unroll 1
+      for (int64_t i = 0; i < kNR; i += Vec::kLanes) {
+        const Vec shift = bias ? Vec::load(bias + n0 + i) : Vec::set(0);
+        for (int64_t m = rows.begin; m < rows.end; ++m) {
+          const Vec v = Vec::load(c + (m - rows.begin) * kNR + i);
+          to.store(m, n0 + i, activated(v + shift), Vec::kLanes);
+        }
       }
     });
+    return true;
   }
 };
 
@@ -118,8 +127,6 @@ struct ResidualEpilogue {
       drop(dropout, kElements, static_cast<uint64_t>(row * N + n0), c, n);
     }
     const float factor = path_factor(path, row / S);
-    const bool whole = n % Vec::kLanes == 0 && factor == 1 && !dropout.threshold && bias;
-    if (whole && dtype == DType::f32 && residual) return add_whole(row, n0, n, c);
     for (int64_t i = 0; i < n; i += Vec::kLanes) {
       Vec v = Vec::load(c + i, n - i);
       if (bias && !dropout.threshold) v = v + Vec::load(bias + n0 + i, n - i);
@@ -133,17 +140,25 @@ struct ResidualEpilogue {
     }
   }
 
- private:
-  // What an inference does to nearly all rows, without a branch in the loop.
-  void add_whole(int64_t row, int64_t n0, int64_t n, const float* c) const {
-    const float* const shift = bias + n0;
-    const float* const factors = gamma ? gamma + n0 : nullptr;
-    const auto* const from = static_cast<const float*>(residual) + row * residual_stride + n0;
-    float* const to = static_cast<float*>(y) + row * y_stride + n0;
-    for (int64_t i = 0; i < n; i += Vec::kLanes) {
-      const Vec v = Vec::load(c + i) + Vec::load(shift + i);
-      (Vec::load(from + i) + (factors ? v * Vec::load(factors + i) : v)).store(to + i);
+  // As StoreEpilogue's.
+  template <int64_t kNR>
+  bool rows(Range rows, int64_t n0, int64_t n, const float* c) const {
+    if (!residual || dtype != DType::f32 || n != kNR || sums || dropout.threshold || path.threshold)
+      return false;
+    const auto* const from = static_cast<const float*>(residual) + first_row * residual_stride + n0;
+    float* const to = static_cast<float*>(y) + first_row * y_stride + n0;
+    for (int64_t m = rows.end; m < 2 * rows.end - rows.begin; ++m)
+      for (int64_t i = 0; i < kNR; i += kLine) __builtin_prefetch(from + m * residual_stride + i);
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < kNR; i += Vec::kLanes) {
+      const Vec shift = bias ? Vec::load(bias + n0 + i) : Vec::set(0);
+      const Vec factor = gamma ? Vec::load(gamma + n0 + i) : Vec::set(1);
+      for (int64_t m = rows.begin; m < rows.end; ++m) {
+        const Vec v = (Vec::load(c + (m - rows.begin) * kNR + i) + shift) * factor;
+        (Vec::load(from + m * residual_stride + i) + v).store(to + m * y_stride + i);
+      }
     }
+    return true;
   }
 };
 

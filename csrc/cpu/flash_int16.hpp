@@ -106,22 +106,31 @@ struct PairFactors {
   static int64_t first_pair(Range part, int64_t block) { return part.begin / 2 + block; }
 
   // Of the vectors row(j), j in `part`, lane by lane; a lane with an element that is not finite has
-  // NaN.
+  // NaN. Sums of every second vector: one chain would wait for itself.
   template <class Row>
   static Units units_of(const Row& row, Range part) {
-    Vec top = Vec::set(0), wrong = Vec::set(0), squares = Vec::set(0);
-    for (int64_t j = part.begin; j < part.end; ++j) {
-      const Vec x = row(j);
-      top = greater(magnitude(x), top);  // a NaN loses here
-      wrong = fma(x, Vec::set(0), wrong);
-    }
-    const Vec inverse = Vec::set(1) / greater(top, Vec::set(int16_tiles::kTiny));
-    for (int64_t j = part.begin; j < part.end; ++j) {
-      const Vec x = row(j) * inverse;
-      squares = fma(x, x, squares);
+    const Vec none = Vec::set(0), least = Vec::set(1e-15f), most = Vec::set(1e15f);
+    Vec tops[2] = {none, none}, sums[2] = {none, none};
+    const auto add = [&](int chain, Vec x, Vec by) {
+      tops[chain] = greater(magnitude(x), tops[chain]);  // a NaN loses here, and is in the sum
+      sums[chain] = fma(x * by, x * by, sums[chain]);
+    };
+    const auto add_all = [&](Vec by) {
+      int64_t j = part.begin;
+      for (; j + 1 < part.end; j += 2) add(0, row(j), by), add(1, row(j + 1), by);
+      if (j < part.end) add(0, row(j), by);
+    };
+    add_all(Vec::set(1));
+    const Vec top = greater(tops[0], tops[1]), divisor = greater(top, least);
+    Vec squares = (sums[0] + sums[1]) / (divisor * divisor);
+    const Vec small = select_less(top, least, top, none);
+    if (select_less(top, most, small, Vec::set(1)).largest() > 0) {  // their squares leave fp32
+      sums[0] = sums[1] = none;
+      add_all(Vec::set(1) / greater(top, Vec::set(int16_tiles::kTiny)));
+      squares = sums[0] + sums[1];
     }
     Units units = Units::of(top, squares, part.end - part.begin);
-    units.unit = units.unit + wrong;
+    units.unit = fma(squares, none, units.unit);
     return units;
   }
 
@@ -184,14 +193,21 @@ struct PairFactors {
 
   // c (M, kQueries) = or += a (M, 2 pairs) times a panel, of which so many vectors count.
   template <bool kAcross>
-  static void multiply(int16_tiles::Tile all, int64_t M, int vectors) {
+  static void multiply(const int16_tiles::Tile& all, int64_t M, int vectors) {
     const int64_t tiles = ceil_div(M, int16_tiles::kTileRows);
     for (int64_t t = 0; t < tiles; ++t) {
       const Range rows = even_part(M, t, tiles);
-      int16_tiles::Tile tile = all;
-      tile.a += rows.begin * (kAcross ? 1 : all.a_stride);
-      tile.a_scale += rows.begin * all.a_scale_stride;
-      tile.c += rows.begin * kQueries;
+      // Not a copy of `all` that is changed: one read as a vector waits for what was written to it.
+      const int16_tiles::Tile tile{.a = all.a + rows.begin * (kAcross ? 1 : all.a_stride),
+                                   .a_stride = all.a_stride,
+                                   .a_scale = all.a_scale + rows.begin * all.a_scale_stride,
+                                   .a_scale_stride = all.a_scale_stride,
+                                   .b = all.b,
+                                   .b_scale = all.b_scale,
+                                   .pairs = all.pairs,
+                                   .c = all.c + rows.begin * kQueries,
+                                   .add = all.add,
+                                   .ahead = {}};
       with_rows<int16_tiles::kTileRows>(rows.end - rows.begin, [&]<int R>() {
         with_rows<kQueryVectors>(
             vectors, [&]<int kCount>() { int16_tiles::multiply_rows<R, kCount, kAcross>(tile); });

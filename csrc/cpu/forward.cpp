@@ -19,7 +19,7 @@ void run_group(const forward_args& a, ImageGroup group, const Team& team, float*
   float* const h = x + n.x;
   float* const wide = h + n.h;
   float* const scratch = memory + n.shared() + team.rank * n.per_thread;
-  Pass{a, n, team, x, h, wide, wide + n.wide, scratch, group}.run();
+  Pass{{a, group}, n, team, x, h, wide, wide + n.wide, scratch}.run();
 }
 
 // Floats of memory for each thread that the largest groups need; a team's lie together.

@@ -65,6 +65,15 @@ struct Result {
   bool add;
 };
 
+// epilogue(m, n0, n, c) for rows of C that lie kNR apart, at once where it knows how: what rows
+// share (a bias, an activation's table) then stays in registers.
+template <int64_t kNR, class Epilogue>
+inline void finish_rows(const Epilogue& epilogue, Range rows, int64_t n0, int64_t n, float* c) {
+  if constexpr (requires { epilogue.template rows<kNR>(rows, n0, n, c); })
+    if (epilogue.template rows<kNR>(rows, n0, n, c)) return;
+  for (int64_t m = rows.begin; m < rows.end; ++m, c += kNR) epilogue(m, n0, n, c);
+}
+
 }  // namespace
 
 #if defined(VITKERN_AMX)

@@ -3,9 +3,8 @@
 // Images of a group may differ in size: their rows lie one after another, without padding. GEMMs
 // and norms work row by row and never see where an image ends; patches, attention and pooling do.
 #pragma once
-#include <utility>
-
 #include "forward_sizes.hpp"
+#include "group_rows.hpp"
 #include "kernels.hpp"
 #include "patches.hpp"
 #include "steps.hpp"
@@ -15,20 +14,13 @@ namespace vitkern::VITKERN_ISA {
 namespace {
 
 // x (M, D) is the residual stream.
-struct Pass {
-  const forward_args& a;
+struct Pass : GroupRows {
   const Sizes& n;
   const Team& team;
   // (M, D), (M, D or P), (M, 3D) or the MLP's, (M, D) where attention has a norm, this thread's
   float *x, *h, *wide, *attended, *scratch;
-  ImageGroup group;
 
-  int64_t images() const { return group.end - group.begin; }
   int64_t rows() const { return n.M; }
-  // Of image b of the group: itself, its first row, how many it has.
-  const ForwardImage& image(int64_t b) const { return a.images[group.begin + b]; }
-  int64_t start(int64_t b) const { return a.rows[group.begin + b] - a.rows[group.begin]; }
-  int64_t tokens(int64_t b) const { return start(b + 1) - start(b); }
   Left left(int64_t K) const { return left(K, a.precision); }
   Left left(int64_t K, Precision p) const { return Left::at(h, K, p); }
 
@@ -67,22 +59,6 @@ struct Pass {
           memcpy(to, from, a.D * sizeof(float));
       }
     }
-  }
-
-  // The image that row m of the group belongs to; without `skipped` rows of each, if given.
-  int64_t image_at(int64_t m, int64_t skipped = 0) const {
-    int64_t low = 0, high = images();  // low: an image that begins at m or before
-    while (high - low > 1) {
-      const int64_t middle = (low + high) / 2;
-      (start(middle) - middle * skipped <= m ? low : high) = middle;
-    }
-    return low;
-  }
-
-  // The image and the number in it of patch m of the group's, in the order of their images.
-  std::pair<int64_t, int64_t> patch_at(int64_t m) const {
-    const int64_t b = image_at(m, a.T);
-    return {b, m - (start(b) - b * a.T)};
   }
 
   Image pixels(const ForwardImage& i) const {
@@ -204,6 +180,41 @@ struct Pass {
       memmove(x + b * a.D, x + start(b) * a.D, a.D * sizeof(float));
   }
 
+  // The rows of `wide`: queries, keys and values of x. With `first` there are queries of the
+  // images' first tokens alone, an eighteenth of B/16's last block less.
+  void make_heads(const BlockWeights& w, const Weights& qkv, bool first) const {
+    const StoreEpilogue<Plain> store{
+        .bias = w.qkv.bias, .activation = Activation::none, .y = {n.qkv_dtype, wide, n.qkv_stride}};
+    const bool apart = first && a.D % kNR == 0;  // where panels end with the queries
+    if (apart) {
+      prepare_rows(w, images(), [&](int64_t b) { return start(b); });
+      gemm(team, left(a.D), images(), qkv.part(0, a.D, 0, a.D), scratch,
+           [&](int64_t b, int64_t n0, int64_t columns, float* c) {
+             store(start(b), n0, columns, c);
+           });
+      team.sync();
+    }
+    prepare_rows(w, rows(), [](int64_t m) { return m; });
+    const int64_t skipped = apart ? a.D : 0;
+    StoreEpilogue<Plain> rest = store;
+    rest.bias = store.bias ? store.bias + skipped : nullptr;
+    rest.y.data = const_cast<void*>(store.y.at(0, skipped));
+    gemm(team, left(a.D), rows(), qkv.part(skipped, 3 * a.D - skipped, 0, a.D), scratch, rest);
+    team.sync();
+  }
+
+  // The first M rows of h: row_of(m) of x, normalised.
+  template <class RowOf>
+  void prepare_rows(const BlockWeights& w, int64_t M, const RowOf& row_of) const {
+    fill(team, left(a.D), M, a.D, scratch + n.for_gemm, [&](int64_t m, float* row) {
+      const float* const from = x + row_of(m) * a.D;
+      if (a.order == Order::post_norm)
+        memcpy(row, from, a.D * sizeof(float));
+      else
+        normalise(w.norm1, from, row);
+    });
+  }
+
   // With `first` only the images' first tokens leave the block, as the first rows of x; the others
   // only serve as keys and values.
   void block(int64_t i, bool first) const {
@@ -212,19 +223,7 @@ struct Pass {
     const Weights after = weights(i + 1 < a.depth ? a.blocks[i + 1].qkv : a.head);
     const Weights fc2 = weights(w.fc2, after.data ? &after : nullptr);
     const Weights fc1 = weights(w.fc1), proj = weights(w.proj, &fc1);
-    const Left normalised = left(a.D);
-    const bool post = a.order == Order::post_norm;
-    fill(team, normalised, rows(), a.D, scratch + n.for_gemm, [&](int64_t m, float* row) {
-      if (post)
-        memcpy(row, x + m * a.D, a.D * sizeof(float));
-      else
-        normalise(w.norm1, x + m * a.D, row);
-    });
-    gemm(team, normalised, rows(), weights(w.qkv, &proj), scratch,
-         StoreEpilogue<Plain>{.bias = w.qkv.bias,
-                              .activation = Activation::none,
-                              .y = {n.qkv_dtype, wide, n.qkv_stride}});
-    team.sync();
+    make_heads(w, weights(w.qkv, &proj), first);
     if (w.q_norm.weight || a.rotary_heads) prepare_heads(w, i);
     step_done(Step::qkv);
     if (first) keep_first_tokens();

@@ -166,7 +166,9 @@ struct Meanwhile {
   Fetch fetch = {};
 
   void until(int64_t row) {
-    for (; done < row; ++done) epilogue(m + done, n0, n, c + done * kNR);
+    if (done >= row) return;
+    finish_rows<kNR>(epilogue, {m + done, m + row}, n0, n, c + done * kNR);
+    done = row;
   }
   void operator()() {
     until(rows * ++step / tiles);

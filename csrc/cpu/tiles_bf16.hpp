@@ -267,9 +267,10 @@ struct Tiles : Finished {
     return out;
   }
 
-  // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next.
+  // As fma_tiles'.
+  template <class Done>
   static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
-                       float* c) {
+                       float* c, const Done& done) {
     const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows);
     const int64_t pairs = ceil_div(steps.end - steps.begin, 2),
                   blocks = ceil_div(2 * pairs, kBlock);
@@ -292,6 +293,7 @@ struct Tiles : Finished {
         with_rows<kTileRows>(tile.end - tile.begin, [&]<int R>() {
           A.is_transposed ? multiply_rows<R, true>(work) : multiply_rows<R, false>(work);
         });
+        if (i + 1 == blocks) done({rows.begin + tile.begin, rows.begin + tile.end});
       }
     }
   }

@@ -209,9 +209,11 @@ struct Tiles : Finished {
     return reinterpret_cast<const char*>(converted);
   }
 
-  // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next.
+  // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next. done(rows)
+  // follows what completes them.
+  template <class Done>
   static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
-                       float* c) {
+                       float* c, const Done& done) {
     const float *const panel_steps = reinterpret_cast<const float*>(panel),
                        *const then = reinterpret_cast<const float*>(after);
     const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kMR);
@@ -232,6 +234,7 @@ struct Tiles : Finished {
                              .to = {c + tile.begin * kNR, kNR, k0 > 0},
                              .ahead = Ahead::share(next, kKC * kNR * 4, t, tiles, kKC / kLine),
                              .a_is_transposed = A.is_transposed});
+        if (i + 1 == blocks) done({rows.begin + tile.begin, rows.begin + tile.end});
       }
     }
   }

@@ -296,9 +296,10 @@ struct Tiles : Finished {
            (w.first_step + steps.begin) / kBlock * kBlockBytes;
   }
 
-  // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next.
+  // As fma_tiles'.
+  template <class Done>
   static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
-                       float* c) {
+                       float* c, const Done& done) {
     const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows), stride = A.stride / 4;
     for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kBlock, panel += kBlockBytes) {
       const int64_t pairs = ceil_div(min(kBlock, steps.end - k0), 2);
@@ -318,6 +319,7 @@ struct Tiles : Finished {
                         .add = k0 > 0,
                         .ahead = Ahead::share(next, kBlockBytes, t, tiles, kPairs / kLine)};
         with_rows<kTileRows>(R, [&]<int kRows>() { multiply_rows<kRows>(work); });
+        if (k0 + kBlock >= steps.end) done({m, m + R});
       }
     }
   }

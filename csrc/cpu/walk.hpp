@@ -95,7 +95,7 @@ struct TileReader {
 // For Tiles whose sums are C's elements as they are.
 struct Finished {
   static auto finisher(const auto&, Range, const char*) {
-    return [](int64_t, float*) {};
+    return [](Range, float*) {};
   }
 };
 
@@ -117,19 +117,23 @@ void walk(const Left& A, Range rows, const Weights& w, Range panels, float* scra
       int64_t b_stride = 0;  // bytes from panel to panel
       const char* const b = Tiles::slab(w, first, count, slab, converted, &b_stride);
       for (int64_t part = 0; part < parts; ++part) {
-        const int64_t m0 = M * part / parts, m1 = M * (part + 1) / parts;
+        const Range some{rows.begin + M * part / parts, rows.begin + M * (part + 1) / parts};
         for (int64_t p = 0; p < count; ++p) {
-          float* const c = waiting + (p * M + m0) * kNR;
+          float* const c = waiting + (p * M + some.begin - rows.begin) * kNR;
           const char* const panel = b + p * b_stride;
-          if (!w.K) memset(c, 0, (m1 - m0) * kNR * sizeof(float));
-          Tiles::multiply(A, {rows.begin + m0, rows.begin + m1}, slab, panel, panel + b_stride, c);
-          if (slab.end < w.K) continue;
           const int64_t n0 = (first + p) * kNR, n = min(kNR, w.N - n0);
           const auto finish = Tiles::finisher(A, slab, panel);
-          for (int64_t m = m0; m < m1; ++m) {
-            float* const row = c + (m - m0) * kNR;
-            finish(rows.begin + m, row);
-            epilogue(rows.begin + m, n0, n, row);
+          const auto done = [&](Range tile) {  // while its sums are in L1
+            if (slab.end < w.K) return;
+            float* const sums = c + (tile.begin - some.begin) * kNR;
+            finish(tile, sums);
+            finish_rows<kNR>(epilogue, tile, n0, n, sums);
+          };
+          if (w.K) {
+            Tiles::multiply(A, some, slab, panel, panel + b_stride, c, done);
+          } else {
+            memset(c, 0, (some.end - some.begin) * kNR * sizeof(float));
+            done(some);
           }
         }
       }

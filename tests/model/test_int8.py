@@ -72,7 +72,7 @@ def test_the_largest_sums_are_exact(isa, sign, everywhere):
         assert torch.equal(got, linear(model, image))
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name != "no-blocks"])
 def test_is_as_exact_as_its_simulation(option):
     """The simulation takes PyTorch's place in the error contract."""
     model = tiny(**OPTIONS[option])
@@ -86,8 +86,24 @@ def test_is_as_exact_as_its_simulation(option):
     slack = (2.0, 1.25) if truth.numel() > 50 else (4.0, 4.0)
     verdict = judge(ours, slow, truth, dtype=torch.float32, slack=slack)
     assert verdict.passed, verdict.problem
-    # An activation that falls between two integers may go either way: no more than that.
-    assert Error.of(ours, slow).rms < max(0.5 * verdict.torchs.rms, 1e-6)
+    # An activation that falls between two integers may go either way: no more than that. Up to 0.69
+    # where the patch embedding is in 16-bit integers and not, as the simulation's, in fp32.
+    assert Error.of(ours, slow).rms < max(0.75 * verdict.torchs.rms, 1e-6)
+
+
+def test_patch_embedding_and_head_keep_bf16s_contract():
+    """They are not in 8 bits, and all that a model without blocks has."""
+    model = tiny(**OPTIONS["no-blocks"])
+    image = picture(model)
+    wide, short = copy.deepcopy(model).double(), copy.deepcopy(model).bfloat16()
+    for one in (wide, short):
+        one.path = "reference"
+    with torch.inference_mode():
+        model.precision = "int8"
+        ours, truth = model(image), wide(image.double())
+        verdict = judge(ours, short(image.bfloat16()), truth, dtype=torch.bfloat16)
+    assert verdict.passed, verdict.problem
+    assert verdict.ours.rms < 0.25 * verdict.torchs.rms  # a sixteenth of bf16's, or fp32's error
 
 
 @pytest.mark.parametrize("isa", ISAS)
