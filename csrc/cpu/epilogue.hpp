@@ -43,7 +43,7 @@ struct StoreEpilogue {
       if constexpr (std::is_same_v<Target, Plain>)
         __builtin_prefetch(y.at(m + kRowsAhead, n0 + i), 1);
     }
-    if (!pre && !dropout.threshold && n % Vec::kLanes == 0) return store_whole(m, n0, n, c);
+    if (!dropout.threshold && n % Vec::kLanes == 0) return store_whole(m, n0, n, c, element);
     for (int64_t i = 0; i < n; i += Vec::kLanes) {
       Vec v = Vec::load(c + i, n - i);
       if (bias) v = v + Vec::load(bias + n0 + i, n - i);
@@ -60,14 +60,15 @@ struct StoreEpilogue {
   }
 
  private:
-  // What an inference does to nearly all rows: whole vectors, one after another without a branch.
-  void store_whole(int64_t m, int64_t n0, int64_t n, const float* c) const {
+  // What happens to nearly all rows: whole vectors, one after another without a mask.
+  void store_whole(int64_t m, int64_t n0, int64_t n, const float* c, int64_t element) const {
     const Target to = y;
     const float* const shift = bias ? bias + n0 : nullptr;
     with_activation(activation, [&](const auto& activated) {
       for (int64_t i = 0; i < n; i += Vec::kLanes) {
-        const Vec v = Vec::load(c + i);
-        to.store(m, n0 + i, activated(shift ? v + Vec::load(shift + i) : v), Vec::kLanes);
+        const Vec v = shift ? Vec::load(c + i) + Vec::load(shift + i) : Vec::load(c + i);
+        if (pre) store_as(pre_dtype, pre, element + i, v, Vec::kLanes);
+        to.store(m, n0 + i, activated(v), Vec::kLanes);
       }
     });
   }
