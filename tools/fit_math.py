@@ -1,7 +1,8 @@
-"""Print the polynomial coefficients of csrc/cpu/math.hpp, fitted anew (needs numpy and scipy).
+"""Print the coefficients of csrc/cpu/math.hpp and slopes.hpp, fitted anew (numpy, scipy).
 
     python tools/fit_math.py
     python tools/fit_math.py gelu > csrc/cpu/gelu_table.inc
+    python tools/fit_math.py gelu_slope > csrc/cpu/gelu_slope_table.inc
 
 Each is a weighted least-squares fit whose weights are raised where the error is largest (Lawson's
 iteration), which ends close to the minimax polynomial. Coefficients come lowest power first,
@@ -36,16 +37,18 @@ def show(name, error_and_c):
     print(f"{name}: error {error:.1e}, c = {[float(np.float32(a)) for a in c]}")
 
 
-def gelu_table() -> None:
-    """-t Phi(-t) on 32 intervals of [0, 6), a quartic of the place in the interval for each."""
+def quartics(name, target) -> None:
+    """A function on 32 intervals of [0, 6): a quartic of the place in the interval for each."""
     u = (NODES + 1) / 2
-    rows = []
-    for i in range(32):
-        t = (i + u) * 6 / 32
-        rows.append(np.polynomial.Chebyshev.fit(u, -t * erfc(t / np.sqrt(2)) / 2, 4, [0, 1]))
-    table = np.array([row.convert(kind=np.polynomial.Polynomial).coef for row in rows])
-    table[0, 0] = 0  # gelu(0) = 0 exactly; the fit has 2e-9
-    print("// -t Phi(-t), t in [0, 6): coefficients of u^0 .. u^4 on 32 intervals (fit_math.py)")
+    rows = [
+        np.polynomial.Chebyshev.fit(u, target((i + u) * 6 / 32), 4, [0, 1]).convert(
+            kind=np.polynomial.Polynomial
+        )
+        for i in range(32)
+    ]
+    table = np.array([row.coef for row in rows])
+    table[0, 0] = target(0.0) + 0.0  # exactly; a fit has 2e-9
+    print(f"// {name}, t in [0, 6): coefficients of u^0 .. u^4 on 32 intervals (fit_math.py)")
     for power in range(5):
         print("{")
         for four in table[:, power].reshape(8, 4):
@@ -53,9 +56,17 @@ def gelu_table() -> None:
         print("},")
 
 
+def tail(t):
+    """Phi(-t)"""
+    return erfc(t / np.sqrt(2)) / 2
+
+
 def main() -> None:
     if sys.argv[1:] == ["gelu"]:
-        return gelu_table()
+        return quartics("-t Phi(-t)", lambda t: -t * tail(t))
+    if sys.argv[1:] == ["gelu_slope"]:
+        density = 1 / np.sqrt(2 * np.pi)
+        return quartics("Phi(-t) - t phi(t)", lambda t: tail(t) - t * density * np.exp(-t * t / 2))
     r = NODES * np.log(2) / 2 * 1.0001
     show("exp(r) - 1 - r, powers 2..6 of r", fit(r, range(2, 7), np.exp(r) - 1 - r, 1 / np.exp(r)))
     r = NODES / 2 * 1.0001

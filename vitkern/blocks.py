@@ -75,12 +75,19 @@ class Block(nn.Module):
 
     def fused(
         self, x: Tensor, bias: Maybe, seeds: Maybe, dtype: torch.dtype | None,
-        offsets: Maybe = None, rotation: Maybe = None,
+        offsets: Maybe = None, rotation: Maybe = None, rows: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Four operators, or more."""
+        """Four operators, or more. rows: only so many of each image's come out, the first ones."""
         y = attend(self.attn, self.norm1, x, bias, site(seeds, 0), dtype, offsets, rotation)
+        if rows is not None:
+            x, y = x[:, :rows], y[:, :rows]
         x = project(self.attn, y, x, self.ls1, self.drop_path1, site(seeds, 1), dtype)
         return add_mlp(self.norm2, self.mlp, self.ls2, self.drop_path2, x, x, site(seeds, 2), dtype)
+
+    @property
+    def leaves_rows(self) -> bool:
+        """Whether `fused` may leave rows out: not where a mask is drawn for the elements of all."""
+        return not (self.attn.proj_drop.rate or self.mlp.drop1.rate)
 
     def queries_and_keys(self, x: Tensor, rotation: Maybe = None) -> tuple[Tensor, Tensor]:
         """Of rows that enter the block, each (B, H, S, E)."""

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import blocks, dispatch, layers, ops, packed, positions, precision, timm_keywords
 from .config import ViTConfig
-from .head import AttentionPool, classified, classifiers, pooled
+from .head import AttentionPool, classified, classifiers, pooled, rows_read
 from .model_tools import ModelTools
 from .relative import shared_by_blocks
 from .rotary import Rope
@@ -193,8 +193,9 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         self.check_weights("the fused path")
         seeds = self._seeds(image.device)
         x = self.fused_embed(image, seeds)
+        rows, last = rows_read(self) if head else None, len(self.blocks) - 1
         for i, places in enumerate(self._places(self.grid_of(image), len(self.blocks))):
-            x = self._block(i, x, places, seeds, True, dtype)
+            x = self._block(i, x, places, seeds, True, dtype, rows if i == last else None)
         return self.fused_head(x, seeds, dtype) if head else layers.layernorm(self.norm, x)
 
     def fused_embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
@@ -252,7 +253,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     def _block(
         self, i: int, x: Tensor, places: Places, seeds: Tensor | None, fused: bool,
-        dtype: torch.dtype | None,
+        dtype: torch.dtype | None, rows: int | None = None,
     ) -> Tensor:  # fmt: skip
         """Block `i`; its seeds are three: site 0 is the embedding's, the last one the head's."""
         block: Any = self.blocks[i]
@@ -262,6 +263,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         given: tuple[Any, ...] = (x,)  # a foreign module in a block's place
         if fused:
             run, given = block.fused, (x, bias, own, dtype, None, turns)
+            given += () if rows is None else (rows,)
         elif hasattr(block, "fused"):
             given = (x, bias, own, turns)
         if self.grad_checkpointing and self.training and torch.is_grad_enabled():

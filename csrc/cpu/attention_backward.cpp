@@ -19,9 +19,13 @@ Weights across(Precision precision, const Rows& rows, int64_t n, int64_t E) {
   return w;
 }
 
+// Whether P and dS become the factors of their matmuls as soon as they are known, two queries at a
+// time, instead of rows that a matmul reads or copies.
+constexpr bool kFillsFactors = Left::kFillsTransposed;
+
 struct Work {  // of one thread, in floats
   int64_t queries, scores_stride, E_stride;
-  int64_t scores, grads, left, dq, dk, dv, columns, row, gemm, total;
+  int64_t scores, grads, left, ds_rows, ds_steps, p_steps, dq, dk, dv, columns, row, gemm, total;
 
   Work(int64_t n, int64_t E, Precision p)
       : queries(min(n, kMostQueries)), scores_stride(row_stride(n)), E_stride(row_stride(E)) {
@@ -35,6 +39,9 @@ struct Work {  // of one thread, in floats
     grads = take(queries * scores_stride);
     left = take(max(max(Left::floats(queries, n, p), Left::floats(n, queries, p)),
                     Left::floats(queries, E, p)));
+    ds_rows = take(kFillsFactors ? Left::floats(queries, n, p) : 0);
+    ds_steps = take(kFillsFactors ? Left::floats(n, queries, p) : 0);
+    p_steps = take(kFillsFactors ? Left::floats(n, queries, p) : 0);
     dq = take(queries * E_stride);
     dk = take(n * E_stride);
     dv = take(n * E_stride);
@@ -81,31 +88,40 @@ struct HeadBackward {
     gemm(kAlone, A, M, w, memory + work.gemm, epilogue);
   }
 
-  // The scores' row of query i -> softmax, in place.
-  void softmax_row(float* s) const {
-    Vec top = Vec::set(-INFINITY);
-    for (int64_t j = 0; j < n; j += Vec::kLanes)
-      top = greater(Vec::load(s + j, n - j).keep_first(n - j, -INFINITY), top);
-    const Vec base = Vec::set(top.largest());
-    Vec sum = Vec::set(0);
-    for (int64_t j = 0; j < n; j += Vec::kLanes) {
-      const Vec p = exp(Vec::load(s + j, n - j) - base).keep_first(n - j, 0);
-      p.store(s + j, n - j);
-      sum = sum + p;
-    }
-    const Vec inverse = Vec::set(1 / sum.sum());
-    for (int64_t j = 0; j < n; j += Vec::kLanes)
-      (Vec::load(s + j, n - j) * inverse).store(s + j, n - j);
-  }
+  // Of a query: 1 / sum of e^(s - largest s), and the sum of P dP.
+  struct RowSums {
+    Vec inverse, delta;
+  };
 
-  // dP -> dS = P (dP - sum P dP) scale, in place.
-  void score_gradient(const float* p, float* d) const {
-    Vec sum = Vec::set(0);
-    for (int64_t j = 0; j < n; j += Vec::kLanes)
-      sum = fma(Vec::load(p + j, n - j), Vec::load(d + j, n - j).keep_first(n - j, 0), sum);
-    const Vec delta = Vec::set(sum.sum()), by = Vec::set(scale);
-    for (int64_t j = 0; j < n; j += Vec::kLanes)
-      (Vec::load(p + j, n - j) * (Vec::load(d + j, n - j) - delta) * by).store(d + j, n - j);
+  // The scores' row s becomes e^(s - largest s); d: its dP.
+  RowSums exponentiate(float* s, const float* d) const {
+    constexpr int64_t L = Vec::kLanes, kStep = 4;  // vectors: see SoftmaxPower
+    Vec top = Vec::set(-INFINITY), sum = Vec::set(0), with = Vec::set(0);
+    each_vector(n, [&](int64_t j, auto count) {
+      top = greater(Vec::load(s + j, count).keep_first(count, -INFINITY), top);
+    });
+    const Vec base = Vec::set(top.largest());
+    const SoftmaxPower power(1.0f);
+    int64_t j = 0;
+    for (; j + kStep * L <= n; j += kStep * L) {
+      Vec p[kStep];
+      for (int64_t i = 0; i < kStep; ++i) p[i] = Vec::load(s + j + i * L) - base;
+      power(p);
+      for (int64_t i = 0; i < kStep; ++i) {
+        p[i].store(s + j + i * L);
+        sum = sum + p[i];
+        with = fma(p[i], Vec::load(d + j + i * L), with);
+      }
+    }
+    each_vector(n - j, [&](int64_t i, auto count) {
+      Vec p[1] = {Vec::load(s + j + i, count) - base};
+      power(p);
+      p[0].store(s + j + i, count);
+      sum = sum + p[0].keep_first(count, 0);
+      with = fma(p[0].keep_first(count, 0), Vec::load(d + j + i, count), with);
+    });
+    const float inverse = 1 / sum.sum();
+    return {Vec::set(inverse), Vec::set(with.sum() * inverse)};
   }
 
   void mask(int64_t query, float* row) const {
@@ -119,28 +135,82 @@ struct HeadBackward {
     multiply(left_rows(q, i0, R, E), R, across(precision, k, n, E),
              [&](int64_t r, int64_t j0, int64_t count, const float* c) {
                const float* const add = bias ? bias + (i0 + r) * bias_stride + j0 : nullptr;
-               for (int64_t j = 0; j < count; j += Vec::kLanes) {
-                 Vec x = Vec::load(c + j, count - j) * Vec::set(scale);
-                 if (add) x = x + Vec::load(add + j, count - j);
-                 x.store(s + r * stride + j0 + j, count - j);
-               }
+               each_vector(count, [&](int64_t j, auto some) {
+                 Vec x = Vec::load(c + j, some) * Vec::set(scale);
+                 if (add) x = x + Vec::load(add + j, some);
+                 x.store(s + r * stride + j0 + j, some);
+               });
              });
     multiply(left_rows(dy, i0, R, E), R, across(precision, v, n, E),
              StoreRows{{DType::f32, d, stride}});
-    for (int64_t r = 0; r < R; ++r) {
-      softmax_row(s + r * stride);
-      mask(i0 + r, d + r * stride);
-      score_gradient(s + r * stride, d + r * stride);
-      mask(i0 + r, s + r * stride);
-    }
-    const Rows ds = as_rows(d, stride);
-    multiply(left_rows(ds, 0, R, n), R, plain_factor(precision, k, E, n),
+    const Left of_rows = Left::at(memory + work.ds_rows, n, precision);
+    const Left ds_steps = for_steps(work.ds_steps, R), p_steps = for_steps(work.p_steps, R);
+    int64_t r = 0;
+    for (; r + 2 <= R; r += 2) finish(i0, r, Count<2>{}, of_rows, ds_steps, p_steps);
+    if (r < R) finish(i0, r, Count<1>{}, of_rows, ds_steps, p_steps);
+    const Rows p = as_rows(s, stride), ds = as_rows(d, stride);
+    multiply(kFillsFactors ? of_rows : left_rows(ds, 0, R, n), R, plain_factor(precision, k, E, n),
              StoreRows{{DType::f32, memory + work.dq, work.E_stride}});
     const SumEpilogue to_dk{memory + work.dk, work.E_stride, i0 == 0};
-    multiply(left_columns(ds, n, R), n, plain_factor(precision, q.from(i0), E, R), to_dk);
+    multiply(kFillsFactors ? ds_steps : left_columns(ds, n, R), n,
+             plain_factor(precision, q.from(i0), E, R), to_dk);
     const SumEpilogue to_dv{memory + work.dv, work.E_stride, i0 == 0};
-    multiply(left_columns(as_rows(s, stride), n, R), n, plain_factor(precision, dy.from(i0), E, R),
-             to_dv);
+    multiply(kFillsFactors ? p_steps : left_columns(p, n, R), n,
+             plain_factor(precision, dy.from(i0), E, R), to_dv);
+  }
+
+  // The factor (n, R) whose steps are queries, in memory of its own.
+  template <class Factor = Left>
+  Factor for_steps(int64_t at, int64_t R) const {
+    const Factor A = Factor::at(memory + at, R, precision);
+    if constexpr (Factor::kFillsTransposed)
+      return A.for_transpose(n);
+    else
+      return A;
+  }
+
+  // Scores and dP of the queries r .. r + count of a tile: P after its dropout and
+  // dS = P (dP - delta) scale, as rows in their place or as factors.
+  template <int64_t kCount, class Factor>
+  void finish(int64_t i0, int64_t r, Count<kCount>, const Factor& of_rows, const Factor& ds_steps,
+              const Factor& p_steps) const {
+    constexpr bool kFills = Factor::kFillsTransposed;
+    float* s[2];
+    float* d[2];
+    RowSums sums[2] = {};
+    for (int64_t i = 0; i < kCount; ++i) {
+      s[i] = memory + work.scores + (r + i) * work.scores_stride;
+      d[i] = memory + work.grads + (r + i) * work.scores_stride;
+      mask(i0 + r + i, d[i]);
+      sums[i] = exponentiate(s[i], d[i]);
+    }
+    const bool kept = !dropout.threshold;
+    each_vector(n, [&](int64_t j, auto some) {
+      Vec p[2] = {Vec::set(0), Vec::set(0)}, ds[2] = {Vec::set(0), Vec::set(0)};
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < kCount; ++i) {
+        p[i] = Vec::load(s[i] + j, some) * sums[i].inverse;
+        ds[i] = p[i] * (Vec::load(d[i] + j, some) - sums[i].delta) * Vec::set(scale);
+        if constexpr (kFills) {
+          of_rows.store(r + i, j, ds[i], some);
+          if (kept) continue;
+        } else {
+          ds[i].store(d[i] + j, some);
+        }
+        p[i].store(s[i] + j, some);
+      }
+      if constexpr (kFills) {
+        ds_steps.store_steps(j, r, ds[0], ds[1]);
+        if (kept) p_steps.store_steps(j, r, p[0], p[1]);
+      }
+    });
+    if (kept) return;
+    for (int64_t i = 0; i < kCount; ++i) mask(i0 + r + i, s[i]);
+    if constexpr (kFills)
+      each_vector(n, [&](int64_t j, auto some) {
+        p_steps.store_steps(j, r, Vec::load(s[0] + j, some),
+                            kCount > 1 ? Vec::load(s[1] + j, some) : Vec::set(0));
+      });
   }
 
   // out(part, i, row): row i of dq, dk or dv (part 0, 1, 2).

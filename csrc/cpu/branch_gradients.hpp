@@ -52,11 +52,10 @@ class BranchBackward {
       if (!branch_.is_grad()) branch_.row(m, raw_rows_.floats() + m * stride_);
       if (!layer_.gamma) continue;
       const Rows from = raw();
-      for (int64_t i = 0; i < layer_.N; i += Vec::kLanes) {
-        const int64_t n = layer_.N - i;
+      each_vector(layer_.N, [&](int64_t i, auto n) {
         (load_as(from.dtype, from.data, m * from.stride + i, n) * Vec::load(layer_.gamma + i, n))
             .store(scaled_rows_.floats() + m * stride_ + i, n);
-      }
+      });
     }
     team.sync();
     if (wanted_.dbias) sum_columns(team, scaled(), layer_.M, layer_.N, wanted_.dbias);
@@ -79,9 +78,9 @@ class BranchBackward {
       }
       if (!wanted_.dweight) return;
       const Vec by = Vec::set(layer_.gamma ? layer_.gamma[n] : 1.0f);
-      for (int64_t i = 0; i < count; i += Vec::kLanes)
-        store_as(dtype, wanted_.dweight, n * K + k0 + i, Vec::load(c + i, count - i) * by,
-                 count - i);
+      each_vector(count, [&](int64_t i, auto some) {
+        store_as(dtype, wanted_.dweight, n * K + k0 + i, Vec::load(c + i, some) * by, some);
+      });
     });
     const Range mine = team.share(wanted_.dgamma ? layer_.N : 0);
     for (int64_t n = mine.begin; n < mine.end; ++n) {

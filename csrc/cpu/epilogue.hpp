@@ -59,22 +59,26 @@ struct StoreEpilogue {
     for (int64_t i = 0; i < n; i += Vec::kLanes) y.store(m, n0 + i, Vec::load(c + i, n - i), n - i);
   }
 
-  // What an inference does to nearly all rows: whole vectors, column by column, without a branch.
-  // Returns false where that cannot be done.
+  // What happens to nearly all rows: whole vectors, column by column, without masks. Returns false
+  // where that cannot be done.
   template <int64_t kNR>
   bool rows(Range rows, int64_t n0, int64_t n, const float* c) const {
-    if (pre || dropout.threshold || n != kNR) return false;
+    if (dropout.threshold || n != kNR) return false;
     const Target to = y;
-    if constexpr (std::is_same_v<Target, Plain>)  // of the tile below
-      for (int64_t m = rows.end; m < 2 * rows.end - rows.begin; ++m)
-        for (int64_t i = 0; i < kNR; i += kLine) __builtin_prefetch(to.at(m, n0 + i), 1);
+    const int64_t element = first_row * N + first_column + n0;      // of row 0
+    for (int64_t m = rows.end; m < 2 * rows.end - rows.begin; ++m)  // the tile below
+      for (int64_t i = 0; i < kNR; i += kLine) {
+        if (pre) __builtin_prefetch(offset(pre_dtype, pre, element + m * N + i), 1);
+        if constexpr (std::is_same_v<Target, Plain>) __builtin_prefetch(to.at(m, n0 + i), 1);
+      }
     with_activation(activation, [&](const auto& activated) {
 #pragma GCC unroll 1
       for (int64_t i = 0; i < kNR; i += Vec::kLanes) {
         const Vec shift = bias ? Vec::load(bias + n0 + i) : Vec::set(0);
         for (int64_t m = rows.begin; m < rows.end; ++m) {
-          const Vec v = Vec::load(c + (m - rows.begin) * kNR + i);
-          to.store(m, n0 + i, activated(v + shift), Vec::kLanes);
+          const Vec v = Vec::load(c + (m - rows.begin) * kNR + i) + shift;
+          if (pre) store_as(pre_dtype, pre, element + m * N + i, v, Vec::kLanes);
+          to.store(m, n0 + i, activated(v), Vec::kLanes);
         }
       }
     });

@@ -3,8 +3,8 @@
 //
 // Memory is linear in S. A row's result depends on its own query only, so tiles and threads do not
 // show. How the scores of a tile lie in memory is the instruction set's own: flash_amx.hpp has a
-// query in each row, flash_fma.hpp and flash_int16.hpp in each lane. All define kQueryGrain,
-// FlashScratch and attend().
+// query in each row, flash_fma.hpp, flash_int16.hpp and flash_bf16.hpp in each lane. All define
+// kQueryGrain, FlashScratch and attend().
 #pragma once
 #include "gemm.hpp"
 #include "math.hpp"
@@ -32,6 +32,8 @@ struct Head {
 #include "flash_amx.hpp"
 #elif defined(VITKERN_INT16) && !defined(VITKERN_PAIRS_IN_TWO)
 #include "flash_int16.hpp"
+#elif defined(VITKERN_BF16)
+#include "flash_bf16.hpp"
 #else
 #include "flash_fma.hpp"
 #endif

@@ -1,5 +1,5 @@
-// Pieces of the backward kernels: gradients of a linear layer's input and weight, of a LayerNorm's
-// rows and vectors, of an activation, and sums over rows.
+// Pieces of the backward kernels: gradients of a linear layer's input and weight, and sums over
+// rows. Those of a LayerNorm are in norm_gradients.hpp, of an activation in slopes.hpp.
 //
 //   y (M, N) = x (M, K) weight^T        dx = dy weight         inner steps: N, weight read by steps
 //                                       dweight = dy^T x       inner steps: M, dy^T read in place
@@ -13,35 +13,74 @@
 
 namespace {
 
-constexpr int64_t kSumColumns = 64;  // at a time: eight vectors with AVX2
-
 inline Rows as_rows(const float* data, int64_t stride) { return {DType::f32, data, stride}; }
 
-// sums[n] = the sum over m < M of value(m, n, count), a vector of elements n onwards of row m; the
-// team shares the columns. Compensated (Kahan): what an addition rounds off is kept for the next,
+// ---- Loops without masks ---------------------------------------------------------
+
+// A number of elements, or a dtype, that the compiler knows in a loop that is written once: masks
+// and branches of every vector took half the time of the loops around the matmuls.
+template <int64_t kValue>
+struct Count {
+  constexpr operator int64_t() const { return kValue; }
+};
+template <DType kValue>
+struct Type {
+  constexpr operator DType() const { return kValue; }
+};
+
+// work(type): a Type.
+template <class Work>
+inline void with_type(DType dtype, const Work& work) {
+  dtype == DType::f32 ? work(Type<DType::f32>{}) : work(Type<DType::bf16>{});
+}
+
+// work(i, count) for the vectors of n elements: count is a Count of all lanes but in the last one.
+template <class Work>
+inline void each_vector(int64_t n, const Work& work) {
+  constexpr int64_t L = Vec::kLanes;
+  int64_t i = 0;
+  for (; i + L <= n; i += L) work(i, Count<L>{});
+  if (i < n) work(i, n - i);
+}
+
+// ---- Sums over rows --------------------------------------------------------------
+
+constexpr int64_t kSumColumns = 64;  // at a time: eight vectors with AVX2
+constexpr int64_t kPartRows = 16;    // of which plain sums are made first
+
+// sums[n] = the sum over rows m < M of g[m][n]; the team shares the columns. The sums of kPartRows
+// rows are added up with compensation (Kahan): what an addition rounds off is kept for the next,
 // because PyTorch's sums are pairwise and thousands of rows are added here. No sync.
-template <class Value>
-void sum_columns(const Team& team, int64_t M, int64_t N, float* sums, const Value& value) {
+inline void sum_columns(const Team& team, const Rows& g, int64_t M, int64_t N, float* sums) {
   constexpr int64_t L = Vec::kLanes, kVectors = kSumColumns / L;
   const Range mine = team.share(N, kSumColumns);
-  for (int64_t n0 = mine.begin; n0 < mine.end; n0 += kSumColumns) {
-    const int64_t vectors = ceil_div(min(kSumColumns, mine.end - n0), L);
+  const auto columns = [&](auto type, int64_t n0, auto count) {
     Vec sum[kVectors], lost[kVectors];
     for (int64_t v = 0; v < kVectors; ++v) sum[v] = lost[v] = Vec::set(0);
-    for (int64_t m = 0; m < M; ++m)
-      for (int64_t v = 0; v < vectors; ++v) {
-        const Vec term = value(m, n0 + v * L, mine.end - n0 - v * L) - lost[v];
-        const Vec next = sum[v] + term;
+    for (int64_t m0 = 0; m0 < M; m0 += kPartRows) {
+      const int64_t m1 = min(M, m0 + kPartRows);
+      Vec part[kVectors];
+      for (int64_t v = 0; v < kVectors; ++v) part[v] = Vec::set(0);
+      for (int64_t m = m0; m < m1; ++m)
+#pragma GCC unroll 16
+        for (int64_t v = 0; v < kVectors; ++v)
+          if (v * L < count)
+            part[v] = part[v] + load_as(type, g.data, m * g.stride + n0 + v * L, count - v * L);
+#pragma GCC unroll 16
+      for (int64_t v = 0; v < kVectors; ++v) {
+        const Vec term = part[v] - lost[v], next = sum[v] + term;
         lost[v] = (next - sum[v]) - term;
         sum[v] = next;
       }
-    for (int64_t v = 0; v < vectors; ++v) sum[v].store(sums + n0 + v * L, mine.end - n0 - v * L);
-  }
-}
-
-inline void sum_columns(const Team& team, const Rows& g, int64_t M, int64_t N, float* sums) {
-  sum_columns(team, M, N, sums, [&](int64_t m, int64_t n, int64_t count) {
-    return load_as(g.dtype, g.data, m * g.stride + n, count);
+    }
+    for (int64_t v = 0; v * L < count; ++v) sum[v].store(sums + n0 + v * L, count - v * L);
+  };
+  with_type(g.dtype, [&](auto type) {
+    for (int64_t n0 = mine.begin; n0 < mine.end; n0 += kSumColumns)
+      if (n0 + kSumColumns <= mine.end)
+        columns(type, n0, Count<kSumColumns>{});
+      else
+        columns(type, n0, mine.end - n0);
   });
 }
 
@@ -64,23 +103,25 @@ class PartialSums {
       body(part, Range{part * kPartRows, min(M, (part + 1) * kPartRows)});
   }
 
+  // The sum of a part (N), which its first row overwrites.
+  float* of(int64_t part, int64_t kind) const {
+    return rows_.floats() + (kind * parts_ + part) * stride_;
+  }
   // Adds a row (N) to the sum of its part.
   void add(int64_t part, bool first, int64_t kind, const float* row) const {
-    float* const sum = rows_.floats() + (kind * parts_ + part) * stride_;
-    for (int64_t i = 0; i < N_; i += Vec::kLanes) {
-      const Vec v = Vec::load(row + i, N_ - i);
-      (first ? v : Vec::load(sum + i, N_ - i) + v).store(sum + i, N_ - i);
-    }
+    float* const sum = of(part, kind);
+    each_vector(N_, [&](int64_t i, auto n) {
+      const Vec v = Vec::load(row + i, n);
+      (first ? v : Vec::load(sum + i, n) + v).store(sum + i, n);
+    });
   }
 
   // After a sync: sums (N), whose columns the team shares.
   void finish(const Team& team, int64_t kind, float* sums) const {
-    sum_columns(team, as_rows(rows_.floats() + kind * parts_ * stride_, stride_), parts_, N_, sums);
+    sum_columns(team, as_rows(of(0, kind), stride_), parts_, N_, sums);
   }
 
  private:
-  static constexpr int64_t kPartRows = 16;
-
   const int64_t parts_, N_, stride_;
   const vitkern::Lease rows_;
 };
@@ -246,8 +287,12 @@ struct StoreRows {
   void operator()(int64_t m, int64_t n0, int64_t n, const float* c) const {
     for (int64_t i = 0; i < n; i += kLine)
       __builtin_prefetch(to.at(first_row + m + kRowsAhead, n0 + i), 1);
-    for (int64_t i = 0; i < n; i += Vec::kLanes)
-      to.store(first_row + m, n0 + i, Vec::load(c + i, n - i), n - i);
+    with_type(to.dtype, [&](auto type) {
+      each_vector(n, [&](int64_t i, auto count) {
+        store_as(type, to.data, (first_row + m) * to.stride + n0 + i, Vec::load(c + i, count),
+                 count);
+      });
+    });
   }
 };
 
@@ -272,123 +317,5 @@ struct BranchGradient {
     drop(dropout, kElements, static_cast<uint64_t>(m * N), to, N);
   }
 };
-
-// ---- LayerNorm -------------------------------------------------------------------
-
-// y = xhat * weight + bias with xhat = (x - mean) * rstd: gradients, and y itself again.
-struct NormGradient {
-  Rows x;               // (M, D)
-  const float* stats;   // (M, 2): mean, rstd
-  const float* weight;  // (D) or null
-  int64_t D;
-
-  Vec normalised(int64_t m, int64_t i) const {
-    const Vec v = load_as(x.dtype, x.data, m * x.stride + i, D - i);
-    return (v - Vec::set(stats[2 * m])) * Vec::set(stats[2 * m + 1]);
-  }
-  Vec weighted(const float* dy, int64_t i) const {
-    const Vec v = Vec::load(dy + i, D - i);
-    return weight ? v * Vec::load(weight + i, D - i) : v;
-  }
-
-  // dx of row m from dy (D) fp32, added to row m of `onto` unless that is null.
-  void row(int64_t m, const float* dy, const Rows* onto, const Plain& dx) const {
-    Vec sum = Vec::set(0), with = Vec::set(0);
-    for (int64_t i = 0; i < D; i += Vec::kLanes) {
-      const Vec g = weighted(dy, i).keep_first(D - i, 0);
-      sum = sum + g;
-      with = fma(g, normalised(m, i), with);
-    }
-    const float count = static_cast<float>(D);
-    const Vec mean = Vec::set(sum.sum() / count), slope = Vec::set(with.sum() / count),
-              rstd = Vec::set(stats[2 * m + 1]);
-    for (int64_t i = 0; i < D; i += Vec::kLanes) {
-      Vec d = rstd * (weighted(dy, i) - mean - normalised(m, i) * slope);
-      if (onto) d = load_as(onto->dtype, onto->data, m * onto->stride + i, D - i) + d;
-      dx.store(m, i, d, D - i);
-    }
-  }
-
-  // Sums over rows of dy * xhat and of dy; each may be null. No sync.
-  void vectors(const Team& team, const Rows& dy, int64_t M, float* dweight, float* dbias) const {
-    if (dweight)
-      sum_columns(team, M, D, dweight, [&](int64_t m, int64_t n, int64_t count) {
-        return load_as(dy.dtype, dy.data, m * dy.stride + n, count) * normalised(m, n);
-      });
-    if (dbias) sum_columns(team, dy, M, D, dbias);
-  }
-
-  // Row m of y.
-  template <class Target>
-  void output(int64_t m, const float* bias, const Target& y) const {
-    for (int64_t i = 0; i < D; i += Vec::kLanes) {
-      const Vec xhat = normalised(m, i), add = bias ? Vec::load(bias + i, D - i) : Vec::set(0);
-      y.store(m, i, weight ? fma(xhat, Vec::load(weight + i, D - i), add) : xhat + add, D - i);
-    }
-  }
-};
-
-// ---- Activations -----------------------------------------------------------------
-
-struct ValueAndSlope {
-  Vec value, slope;
-};
-
-// Phi(-a) for a >= 0, where e = e^(-a^2 / 2) is known: e t P(t) with t = 1 / (1 + 0.35 a), error
-// 1e-8 (tools/fit_math.py).
-inline Vec normal_tail(Vec a, Vec e) {
-  const Vec one = Vec::set(1.0f), t = one / fma(a, Vec::set(0.35f), one);
-  Vec p = Vec::set(0.03208461031317711f);
-  p = fma(p, t, Vec::set(-0.12606698274612427f));
-  p = fma(p, t, Vec::set(0.09900572896003723f));
-  p = fma(p, t, Vec::set(0.12243156880140305f));
-  p = fma(p, t, Vec::set(0.07927267998456955f));
-  p = fma(p, t, Vec::set(0.1558007150888443f));
-  p = fma(p, t, Vec::set(0.13747169077396393f));
-  return p * t * e;
-}
-
-// s(z) = 1 / (1 + e^-z), and s(z) s(-z), its derivative, without the cancellation of 1 - s.
-struct Logistic {
-  Vec value, slope;
-  explicit Logistic(Vec z) {
-    const Vec one = Vec::set(1.0f), e = exp(Vec::set(0) - magnitude(z)), r = one / (one + e);
-    value = select_less(z, Vec::set(0), e * r, r);
-    slope = e * r * r;
-  }
-};
-
-inline ValueAndSlope activate_with_slope(Activation name, Vec x) {
-  const Vec one = Vec::set(1.0f), half = Vec::set(0.5f);
-  switch (name) {
-    case Activation::none:
-      return {x, one};
-    case Activation::gelu: {  // Phi(x) + x phi(x)
-      const Vec e = exp(x * x * Vec::set(-0.5f)), tail = normal_tail(magnitude(x), e);
-      const Vec below = select_less(x, Vec::set(0), tail, one - tail);
-      return {x * below, fma(x * e, Vec::set(0.39894228f), below)};
-    }
-    case Activation::gelu_tanh: {
-      constexpr float kScale = 2 * 0.79788456f, kCube = 0.044715f;
-      const Vec square = x * x;
-      const Logistic s(x * fma(square, Vec::set(kCube), one) * Vec::set(kScale));
-      const Vec inner = fma(square, Vec::set(3 * kCube), one) * Vec::set(kScale);
-      return {x * s.value, fma(x * s.slope, inner, s.value)};
-    }
-    case Activation::quick_gelu: {
-      const Logistic s(x * Vec::set(1.702f));
-      return {x * s.value, fma(x * s.slope, Vec::set(1.702f), s.value)};
-    }
-    case Activation::silu: {
-      const Logistic s(x);
-      return {x * s.value, fma(x, s.slope, s.value)};
-    }
-    case Activation::tanh: {  // 1 - t^2, where it does not cancel; 2 s(2x) - 1 has the same slope
-      const Vec t = tanh(x), far = Logistic(x + x).slope * Vec::set(4.0f);
-      return {t, select_less(magnitude(t), half, one - t * t, far)};
-    }
-  }
-  return {x, one};
-}
 
 }  // namespace

@@ -3,6 +3,7 @@
 // with hidden computed again and fc1_bias's gradient, in one read and one write of each.
 #include "gradients.hpp"
 #include "kernels.hpp"
+#include "slopes.hpp"
 
 namespace vitkern::VITKERN_ISA {
 
@@ -18,16 +19,13 @@ void hidden_rows(const hidden_rows_args& a) {
                                                                                    : nullptr;
         const uint64_t first = static_cast<uint64_t>(m * a.F);
         if (d) drop(a.dropout, kHidden, first, d, a.F);
-        for (int64_t i = 0; i < a.F; i += Vec::kLanes) {
-          const Vec pre = load_as(a.dtype, a.pre, m * a.F + i, a.F - i);
-          if (!d) {
-            activate_with_slope(a.activation, pre).value.store(hidden + i, a.F - i);
-            continue;
-          }
-          const auto [value, slope] = activate_with_slope(a.activation, pre);
-          value.store(hidden + i, a.F - i);
-          (Vec::load(d + i, a.F - i) * slope).store(d + i, a.F - i);
-        }
+        with_slope(a.activation, [&](const auto& activated) {
+          each_vector(a.F, [&](int64_t i, auto n) {
+            const auto [value, slope] = activated(load_as(a.dtype, a.pre, m * a.F + i, n));
+            value.store(hidden + i, n);
+            if (d) (Vec::load(d + i, n) * slope).store(d + i, n);
+          });
+        });
         if (a.hidden) drop(a.dropout, kHidden, first, hidden, a.F);
         if (a.dbias) sums.add(part, m == rows.begin, 0, d);
       }

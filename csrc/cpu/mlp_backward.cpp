@@ -3,6 +3,7 @@
 #include "branch_gradients.hpp"
 #include "kernels.hpp"
 #include "norm_gradients.hpp"
+#include "slopes.hpp"
 
 namespace vitkern::VITKERN_ISA {
 namespace {
@@ -22,16 +23,24 @@ struct HiddenEpilogue {
       if (hidden) __builtin_prefetch(hidden->at(row + kRowsAhead, n0 + i), 1);
     }
     drop(a.dropout, kHidden, static_cast<uint64_t>(element), c, n);
-    for (int64_t i = 0; i < n; i += Vec::kLanes) {
-      const auto [value, slope] =
-          activate_with_slope(a.activation, load_as(a.w_dtype, a.pre, element + i, n - i));
-      dpre.store(row, n0 + i, Vec::load(c + i, n - i) * slope, n - i);
-      if (hidden) value.store(c + i, n - i);
-    }
-    if (!hidden) return;
+    with_slope(a.activation, [&](const auto& activated) {
+      with_type(a.w_dtype, [&](auto type) {
+        each_vector(n, [&](int64_t i, auto count) {
+          const auto [value, slope] = activated(load_as(type, a.pre, element + i, count));
+          store_as(kFactorDtype, dpre.data, row * dpre.stride + n0 + i,
+                   Vec::load(c + i, count) * slope, count);
+          if (hidden && !a.dropout.threshold)
+            hidden->store(row, n0 + i, value, count);
+          else
+            value.store(c + i, count);
+        });
+      });
+    });
+    if (!hidden || !a.dropout.threshold) return;
     drop(a.dropout, kHidden, static_cast<uint64_t>(element), c, n);
-    for (int64_t i = 0; i < n; i += Vec::kLanes)
-      hidden->store(row, n0 + i, Vec::load(c + i, n - i), n - i);
+    each_vector(n, [&](int64_t i, auto count) {
+      hidden->store(row, n0 + i, Vec::load(c + i, count), count);
+    });
   }
 };
 

@@ -1,6 +1,7 @@
 // norm_linear_backward: the activation's slope turns grad into g, then norm_gradients.hpp.
 #include "kernels.hpp"
 #include "norm_gradients.hpp"
+#include "slopes.hpp"
 
 namespace vitkern::VITKERN_ISA {
 
@@ -17,12 +18,13 @@ void norm_linear_backward(const norm_linear_backward_args& a) {
   run_team(a.threads, [&](const Team& team) {
     const Range rows = team.share(active ? a.M : 0);
     for (int64_t m = rows.begin; m < rows.end; ++m)
-      for (int64_t i = 0; i < a.N; i += Vec::kLanes) {
-        const Vec x = load_as(pre.dtype, pre.data, m * a.N + i, a.N - i);
-        const Vec dy = load_as(grad.dtype, grad.data, m * a.N + i, a.N - i);
-        (dy * activate_with_slope(a.activation, x).slope)
-            .store(lease.floats() + m * stride + i, a.N - i);
-      }
+      with_slope(a.activation, [&](const auto& activated) {
+        each_vector(a.N, [&](int64_t i, auto n) {
+          const Vec dy = load_as(grad.dtype, grad.data, m * a.N + i, n);
+          const Vec slope = activated(load_as(pre.dtype, pre.data, m * a.N + i, n)).slope;
+          (dy * slope).store(lease.floats() + m * stride + i, n);
+        });
+      });
     team.sync();
     backward.run(team);
   });

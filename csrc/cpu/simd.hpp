@@ -43,6 +43,11 @@ struct Vec {
   }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(float* p, int64_t n) const { _mm512_mask_storeu_ps(p, first(n), v); }
+#if defined(__AVX512BF16__)  // denormals become zeros
+  void store(bf16* p, int64_t n) const {
+    _mm256_mask_storeu_epi16(p, first(n), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
+  }
+#else
   void store(bf16* p, int64_t n) const {  // round to nearest even; a NaN stays one
     const __m512i u = _mm512_castps_si512(v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -51,6 +56,7 @@ struct Vec {
     const __m512i r = _mm512_mask_mov_epi32(even, nan, _mm512_set1_epi32(0x7fc00000));
     _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
   }
+#endif
   Vec keep_first(int64_t n, float rest) const {
     return {_mm512_mask_mov_ps(_mm512_set1_ps(rest), first(n), v)};
   }

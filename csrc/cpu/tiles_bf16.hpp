@@ -207,8 +207,9 @@ inline Sums add_pairs(Sums sum, Ints x, Ints y) {
 }
 inline Sums add_pairs(Sums sum, Ints x, const char* y) { return add_pairs(sum, x, load_ints(y)); }
 
-// As fma_tiles::multiply_rows. No lambda holds the accumulators: GCC would keep them in memory.
-template <int R, bool kTransposed>
+// As fma_tiles::multiply_rows, for the first kCount vectors of columns. No lambda holds the
+// accumulators: GCC would keep them in memory.
+template <int R, bool kTransposed, int kCount = 2>
 [[gnu::noinline]] void multiply_rows(const Tile& tile) {
   const char *a = tile.a, *b = tile.b;
   Ahead ahead = tile.ahead;
@@ -222,12 +223,12 @@ template <int R, bool kTransposed>
     for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
       ahead.fetch();
       for (int64_t left = min(kLine, pairs - k0); left > 0; --left) {
-        const Ints b0 = load_ints(b), b1 = load_ints(b + sizeof(Ints));
+        const Ints b0 = load_ints(b), b1 = kCount > 1 ? load_ints(b + sizeof(Ints)) : b0;
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
           const Ints x = broadcast(kTransposed ? a + r * 4 : rows.row(r));
           acc[r][0] = add_pairs(acc[r][0], x, b0);
-          acc[r][1] = add_pairs(acc[r][1], x, b1);
+          if constexpr (kCount > 1) acc[r][1] = add_pairs(acc[r][1], x, b1);
         }
         if constexpr (kTransposed)
           a += tile.a_stride;
@@ -245,7 +246,7 @@ template <int R, bool kTransposed>
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < kCount; ++h) {
       float* const out = tile.c + r * kNR + h * Vec::kLanes;
       const Vec sum = to_floats(acc[r][h]);
       (tile.add ? Vec::load(out) + sum : sum).store(out);

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.model.tiny_models import BASE
-from vitkern import ViT, cpu_blas
+from vitkern import ViT, cpu_blas, ops
 
 IMAGES = torch.randn(4, 3, *BASE.image_size, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 5, 36])
@@ -141,3 +141,28 @@ def test_what_a_block_saves_is_less_than_eager_keeps():
         return total
 
     assert saved("fused") < 0.75 * saved("reference")
+
+
+@pytest.mark.parametrize(
+    "changes, rows",
+    [
+        ({}, 1),
+        ({"head": "distilled"}, 2),
+        ({"drop_path": 0.5}, 1),
+        ({"projection_dropout": 0.25}, 25),  # its mask is drawn for the elements of all rows
+        ({"pool": "mean"}, 25),
+    ],
+    ids=["token", "distilled", "drop-path", "dropout", "mean"],
+)
+def test_the_last_block_computes_the_rows_that_the_head_reads(changes, rows, monkeypatch):
+    shapes, mlp = [], ops.mlp
+    monkeypatch.setattr(ops, "mlp", lambda x, *a, **k: shapes.append(x.shape) or mlp(x, *a, **k))
+    found = []
+    for path in ("reference", "fused"):
+        torch.manual_seed(0)
+        model = ViT(BASE.replace(**changes)).train()
+        model.path = path
+        torch.manual_seed(1)  # of the masks
+        found.append(gradients(model))
+    assert shapes[-1][1] == rows
+    assert_alike(found[1], found[0])

@@ -1,5 +1,6 @@
 // What the native tests share: counts, arrays in exact buffers, one case of the matrix.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -76,6 +77,27 @@ struct Case {
            (dtype == DType::f32 ? " f32" : " bf16");
   }
 };
+
+using Doubles = std::vector<double>;
+
+inline void check(const std::string& what, const Array& got, const Doubles& want) {
+  // Factors of bf16 rows are rounded to bf16, too, where that is what is multiplied: a result in
+  // fp32 shows it.
+  const bool rounded = what.find("avx512_bf16 bf16") != std::string::npos;
+  const double allowed = rounded ? 4e-2 : got.dtype == DType::f32 ? 2e-5 : 2e-2;
+  double worst = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double miss =
+        std::fabs(got[static_cast<int64_t>(i)] - want[i]) / (1 + std::fabs(want[i]));
+    worst = !(miss <= worst) ? miss : worst;  // a NaN sticks
+  }
+  expect(worst <= allowed, what + ": error " + std::to_string(worst));
+}
+
+constexpr vitkern::Dropout kOff{0, 0, 1};
+
+// gradients_test.cpp
+void test_gradients(const Case& c);
 
 // engine_test.cpp
 void test_engine(const Case& c, int64_t B);

@@ -12,21 +12,6 @@ using namespace native_test;
 
 namespace {
 
-using Doubles = std::vector<double>;
-
-void check(const std::string& what, const Array& got, const Doubles& want) {
-  // Factors are rounded to bf16, too, where that is what is multiplied.
-  const bool rounded = what.find("avx512_bf16") != std::string::npos;
-  const double allowed = got.dtype == DType::f32 ? 2e-5 : rounded ? 4e-2 : 2e-2;
-  double worst = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double miss =
-        std::fabs(got[static_cast<int64_t>(i)] - want[i]) / (1 + std::fabs(want[i]));
-    worst = !(miss <= worst) ? miss : worst;  // a NaN sticks
-  }
-  expect(worst <= allowed, what + ": error " + std::to_string(worst));
-}
-
 Doubles normalised(const Array& x, const Array& w, const Array& b, int64_t M, int64_t D,
                    double eps) {
   Doubles y(M * D);
@@ -53,8 +38,6 @@ Doubles matmul(const X& x, const Array& w, const Array& bias, int64_t M, int64_t
 }
 
 double gelu(double x) { return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0))); }
-
-constexpr Dropout kOff{0, 0, 1};
 
 void test_layernorm(const Case& c, int64_t M, int64_t D) {
   Array x(c.dtype, M * D), w(DType::f32, D), b(DType::f32, D), y(c.dtype, M * D, false),
@@ -277,6 +260,7 @@ int main() {
           }
         }
         test_attention(c, 1, 290, 1, 40);
+        test_gradients(c);
         test_patch_embed(c, 1, 1, 5, 5, 5, 1, 0, false);
         test_engine(c, 7);
         test_mixed_sizes(c);
