@@ -15,7 +15,7 @@ from vitkern.gpu import configs, hardware, rotary
 from vitkern.gpu.aot import build as aot
 from vitkern.gpu.aot import disassembly, machine_code
 from vitkern.gpu.aot.label import is_promised
-from vitkern.gpu.gemm_backward import weight_gradient_kernel
+from vitkern.gpu.gemm_backward import input_gradient_kernel, weight_gradient_kernel
 from vitkern.gpu.launch import Recorder, executing
 
 ARCHS = ("sm_80", "sm_90", "sm_120", "gfx942")
@@ -89,6 +89,21 @@ def test_autocast_s_weight_gradients_fit_into_little_shared_memory():
             tiles[constants["BM"] * constants["BN"]] = one.variant
     largest = tiles[max(tiles)]
     assert aot.check(largest, aot.compile_variant(largest, "sm_89")).broken == []
+
+
+def test_gelu_s_input_gradients_do_not_spill_on_amd():
+    """With LayerScale in fp16: three stages took all of the shared memory, and spilled."""
+    case = Case("deit3_base_patch16_224", "autocast-fp16", 64, training=True)
+    found = {
+        one.variant
+        for one in launches(case, "gfx942")
+        if one.kernel is input_gradient_kernel and one.arguments["ACTIVATION"] == "gelu"
+    }
+    (scaled,) = (
+        v for v in found if dict(v.signature).get("gamma") and v.signature[0][1] == "*fp16"
+    )
+    _, _, report, broken, _ = aot.check(scaled, aot.compile_variant(scaled, "gfx942"))
+    assert broken == [] and report.shared <= 32 * 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])

@@ -335,6 +335,7 @@ EXCUSED: dict[tuple[str, str], str] = {
     ): _ODD,
     (r"patch_embed_forward, bf16, PATCH 3/16/16, planes.*BM 32 .* on sm_80", "spills"): _TWO,
     (r"patch_embed_forward, .*PATCH 3/8/8, planes.*BM 128 BN 128 .* on sm_80", "spills"): _EIGHT,
+    (r"patch_embed_forward, uint8/fp32, PATCH 3/14/14, pixels.* on sm_120", "spills"): _TWO,
     (r"layernorm_backward, fp16/fp32, ROWS 64.* on sm_90", "spills"): _TWO,
 }
 
