@@ -4,14 +4,16 @@ Every kernel is one that the ahead-of-time build ships, or one that brings anoth
 table into use (gpu_rows.py).
 
     python tools/gpu_check.py              # everything: 20 minutes an architecture on two cores
-    python tools/gpu_check.py --arch sm_90 # all kernels of one, or of several with commas
+    python tools/gpu_check.py --arch sm_90 # all kernels of one, or of several with commas: of the
+                                           # page only the table of whole builds is written
     python tools/gpu_check.py --shown      # only the kernels of the table
     python tools/gpu_check.py --check      # the same, writing no page: status 1 if it is old
 
-Kernels that did not change come from Triton's cache, so that an interrupted run goes on. Status 1
-if a kernel does not compile or breaks a gate. The full table goes to build/gpu, a file for each
-architecture, the binaries beside it; what a whole build of an architecture had goes to
-benchmarks/results/gpu_builds.jsonl, in the place of that architecture's earlier row.
+Kernels that did not change come from Triton's cache, so that an interrupted run goes on; what is
+wrong is said as it is found. Status 1 if a kernel does not compile or breaks a gate. The full
+table goes to build/gpu, a file for each architecture, the binaries beside it; what a whole build of
+an architecture had goes to benchmarks/results/gpu_builds.jsonl, in the place of that architecture's
+earlier row.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from vitkern.cli import name_lists
 from vitkern.engines import trace as aot_list
 from vitkern.engines.trace import Case
 from vitkern.gpu import tiles
-from vitkern.gpu.aot.build import Checked, Result
+from vitkern.gpu.aot.build import Checked, Failure, Result
 from vitkern.gpu.aot.label import is_promised
 from vitkern.gpu.configs import ARCHS, Row
 from vitkern.gpu.launch import Variant
@@ -159,12 +161,11 @@ def every(arch: str) -> list[Variant]:
     return list({variant.name: variant for variant in several}.values())
 
 
-def complaints(result: Result) -> list[str]:
-    """What is wrong, a line each."""
-    found = [f"FAILED {one.arch} {one.id}: {one.reason}" for one in result.failures]
-    for one in result.checked:
-        found += [f"GATE {one.report.arch} {one.label}: {rule}" for rule in one.broken]
-    return found
+def complaints(one: Checked | Failure) -> list[str]:
+    """What is wrong with a kernel, a line each."""
+    if isinstance(one, Failure):
+        return [f"FAILED {one.arch} {one.id}: {one.reason}"]
+    return [f"GATE {one.report.arch} {one.label}: {rule}" for rule in one.broken]
 
 
 # How far a compiled tile's static ceiling may be from the `rate` that gpu/tiles.py goes by: an
@@ -218,27 +219,43 @@ def check_all(archs: list[str], jobs: int | None) -> list[str]:
     """Build and gate every kernel, an architecture at a time; returns the complaints."""
     found = []
     for arch in archs:
-        several = {arch: every(arch)}
-        result = command.build(several, OUT, jobs, check=True)
-        wrong = complaints(result) + wrong_rates(result.checked, several)
+        result, wrong = build({arch: every(arch)}, jobs)
         (OUT / f"machine_code_{arch}.md").write_text(table(result.checked))
         record(arch, result, wrong)
-        print(*wrong, command.summary(result), sep="\n", flush=True)
         found += wrong
     return found
 
 
+def build(several: dict[str, list[Variant]], jobs: int | None) -> tuple[Result, list[str]]:
+    """Build and gate kernels, and say what is wrong; returns the result and the complaints."""
+    wrong: list[str] = []
+
+    def say(lines: list[str]) -> None:
+        wrong.extend(lines)
+        for line in lines:
+            print(line, flush=True)
+
+    result = command.build(several, OUT, jobs, True, lambda one: say(complaints(one)))
+    say(wrong_rates(result.checked, several))
+    print(command.summary(result), flush=True)
+    return result, wrong
+
+
+def write_builds() -> None:
+    """Put the recorded builds into the page, whose other table stays as it is."""
+    kernels, _, _ = PAGE.read_text().partition(WHOLE)
+    PAGE.write_text(kernels + whole_builds())
+
+
 def check_shown(jobs: int | None, write: bool) -> list[str]:
     """Build and gate the kernels of the page, and write or compare it; returns the complaints."""
-    several = shown()
-    result = command.build(several, OUT, jobs, check=True)
-    wrong = complaints(result) + wrong_rates(result.checked, several)
+    result, wrong = build(shown(), jobs)
     text = page([one for one in result.checked if one.report.asked.dots])
     if write:
         PAGE.write_text(text)
     elif not PAGE.is_file() or PAGE.read_text() != text:
         wrong.append(f"{PAGE.name} is old: run python tools/gpu_check.py --shown")
-    print(*wrong, command.summary(result), sep="\n")
+        print(wrong[-1])
     return wrong
 
 
@@ -252,15 +269,19 @@ def main() -> int:
         "--jobs", type=name_lists.count_of("processes"), metavar="N", help="processes at once"
     )
     parser.add_argument(
-        "--arch", type=name_lists.names, default=list(ARCHS), metavar="NAME,...",
-        help=f"of {','.join(ARCHS)} (default all)",
+        "--arch", type=name_lists.names, default=[], metavar="NAME,...",
+        help=f"of {','.join(ARCHS)} (default all, and the page's kernels)",
     )  # fmt: skip
     given = parser.parse_args()
     if unknown := [arch for arch in given.arch if arch not in ARCHS]:
         parser.error(f"no gates for {', '.join(unknown)}: they know {', '.join(ARCHS)}")
     command.require_triton()
-    wrong = [] if given.shown or given.check else check_all(given.arch, given.jobs)
-    wrong += check_shown(given.jobs, write=not given.check)
+    only_page = given.shown or given.check
+    wrong = [] if only_page else check_all(given.arch or list(ARCHS), given.jobs)
+    if given.arch and not only_page:
+        write_builds()
+    else:
+        wrong += check_shown(given.jobs, write=not given.check)
     print(f"{len(wrong)} complaints")
     return 1 if wrong else 0
 

@@ -154,6 +154,19 @@ def test_an_interrupted_build_leaves_the_earlier_one_whole(tmp_path):
     assert all(aot_folder.is_there(tmp_path, entry) for entry in aot_folder.read(tmp_path))
 
 
+def test_an_interrupted_build_has_said_what_it_found(tmp_path):
+    heard = []
+
+    def interrupt(one):
+        heard.append(one)
+        raise KeyboardInterrupt
+
+    variants = {"sm_80": [plain_variant("sm_80")], "sm_90": [plain_variant("sm_90")]}
+    with pytest.raises(KeyboardInterrupt):
+        aot.build(variants, tmp_path, jobs=1, analyse=True, verdict=interrupt)
+    assert [one.report.arch for one in heard] == ["sm_80"]
+
+
 def test_a_kernel_that_fails_does_not_stop_the_others(capsys, monkeypatch, tmp_path):
     def variants(arch, *_):
         return [plain_variant(arch, refused), plain_variant(arch)]

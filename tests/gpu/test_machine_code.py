@@ -11,11 +11,12 @@ from tests.conftest import ROOT
 pytest.importorskip("triton")
 from tests.gpu.aot_kernels import matmul_variant, plain_variant
 from vitkern.engines.trace import Case, launches
-from vitkern.gpu import configs, hardware
+from vitkern.gpu import configs, hardware, rotary
 from vitkern.gpu.aot import build as aot
 from vitkern.gpu.aot import disassembly, machine_code
 from vitkern.gpu.aot.label import is_promised
-from vitkern.gpu.gemm_backward import weight_gradient_kernel
+from vitkern.gpu.gemm_backward import input_gradient_kernel, weight_gradient_kernel
+from vitkern.gpu.launch import Recorder, executing
 
 ARCHS = ("sm_80", "sm_90", "sm_120", "gfx942")
 
@@ -88,6 +89,34 @@ def test_autocast_s_weight_gradients_fit_into_little_shared_memory():
             tiles[constants["BM"] * constants["BN"]] = one.variant
     largest = tiles[max(tiles)]
     assert aot.check(largest, aot.compile_variant(largest, "sm_89")).broken == []
+
+
+def test_gelu_s_input_gradients_do_not_spill_on_amd():
+    """With LayerScale in fp16: three stages took all of the shared memory, and spilled."""
+    case = Case("deit3_base_patch16_224", "autocast-fp16", 64, training=True)
+    found = {
+        one.variant
+        for one in launches(case, "gfx942")
+        if one.kernel is input_gradient_kernel and one.arguments["ACTIVATION"] == "gelu"
+    }
+    (scaled,) = (
+        v for v in found if dict(v.signature).get("gamma") and v.signature[0][1] == "*fp16"
+    )
+    _, _, report, broken, _ = aot.check(scaled, aot.compile_variant(scaled, "gfx942"))
+    assert broken == [] and report.shared <= 32 * 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_pairs_of_neighbours_are_turned_by_wide_accesses(dtype):
+    """EVA-02's: each channel of a pair by itself would be accesses of 32 or 64 bits."""
+    qkv = torch.empty(2, 5, 3, 2, 64, dtype=dtype, device="meta")
+    table = torch.empty(1, 5, 64, device="meta")
+    with executing(Recorder("sm_89")) as recorder:
+        rotary.forward(None, (torch.empty_like(qkv),), qkv, table, half=False)
+    (found,) = recorder.launches
+    assert is_promised(found.variant)
+    _, _, report, broken, _ = aot.check(found.variant, aot.compile_variant(found.variant, "sm_89"))
+    assert broken == [] and report.loads.narrow == report.stores.narrow == 0
 
 
 def test_gate_on_narrow_accesses():
@@ -230,10 +259,9 @@ def test_the_page_says_what_made_it_and_lists_architectures_in_order(tool):
     assert "| 100% | tensor |" in page
 
 
-def test_complaints_name_gate_and_kernel(tool, tmp_path):
-    result = aot.Result(tmp_path, checked=[checked("sm_120", stages=8)])
-    result.failures.append(aot.Failure("id", "sm_80", "why"))
-    failed, shared, occupancy = tool.complaints(result)
+def test_complaints_name_gate_and_kernel(tool):
+    (failed,) = tool.complaints(aot.Failure("id", "sm_80", "why"))
+    shared, occupancy = tool.complaints(checked("sm_120", stages=8))
     assert failed == "FAILED sm_80 id: why"
     assert shared.startswith("GATE sm_120 matmul") and "shared memory" in shared
     assert "occupancy" in occupancy
@@ -251,3 +279,15 @@ def test_whole_builds_are_kept_by_architecture(tool, tmp_path, monkeypatch):
     lines = tool.whole_builds().splitlines()[-2:]
     assert lines[0].startswith("| sm_80 | 2 | 6 MB | 0 | 0 | 2 min |")
     assert lines[1].startswith("| sm_90 |")
+
+
+def test_a_whole_build_leaves_the_kernels_of_the_page(tool, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(tool.PAGE.read_text())
+    monkeypatch.setattr(tool, "PAGE", page)
+    monkeypatch.setattr(tool, "BUILDS", tmp_path / "builds.jsonl")
+    kernels, _, _ = page.read_text().partition("## Whole builds")
+    tool.record("sm_90", aot.Result(tmp_path, seconds=120), [])
+    tool.write_builds()
+    assert page.read_text() == kernels.rstrip("\n") + "\n" + tool.whole_builds()
+    assert page.read_text().count("| sm_90 | 0 |") == 1

@@ -74,6 +74,7 @@ MODELS = {
     "learned-angles": (FP32, None, {"rope": "mixed", "position": "none"}),
     "halves": (BF16, None, {"rope": "dinov3", "rope_half": True, "qk_norm": True}),
     "other-grid": (FP32, None, {"dynamic_image_size": True, "final_norm": "after_pool"}),
+    "bytes-by-pixels": (FP32, "bf16", {"mean": (0.5,) * 3, "std": (0.25,) * 3}),
 }
 
 
@@ -82,7 +83,10 @@ def make(kind):
     model = tiny(dtype, **changes)
     model.changes, model.path, model.precision = changes, "engine", precision
     size = {"y": 16, "x": 12} if kind == "other-grid" else {}
-    return model, picture(model, B=2, **size)
+    image = picture(model, B=2, **size)
+    if kind == "bytes-by-pixels":  # the filters of which lie in another order
+        image = (image * 64).byte().contiguous(memory_format=torch.channels_last)
+    return model, image
 
 
 def cases():

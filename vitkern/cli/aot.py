@@ -23,7 +23,7 @@ from ..gpu.configs import ARCHS, BORROWED, TARGETS, nearest_arch
 from .name_lists import count_of, names, names_of
 
 if TYPE_CHECKING:
-    from ..gpu.aot.build import Result
+    from ..gpu.aot.build import Result, Verdict
     from ..gpu.launch import Variant
 
 
@@ -119,7 +119,11 @@ def require_triton() -> None:
 
 
 def build(
-    wanted: dict[str, list[Variant]], out: os.PathLike[str], jobs: int | None, check: bool
+    wanted: dict[str, list[Variant]],
+    out: os.PathLike[str],
+    jobs: int | None,
+    check: bool,
+    verdict: Verdict = lambda one: None,
 ) -> Result:
     """`gpu.aot.build` with a bar, after saying how much there is to do."""
     from ..gpu.aot import build as aot
@@ -128,7 +132,7 @@ def build(
     counts = ", ".join(f"{len(several)} for {arch}" for arch, several in wanted.items())
     print(f"kernels: {counts}", flush=True)
     with Progress("kernels") as progress:
-        return aot.build(wanted, out, jobs, progress, check)
+        return aot.build(wanted, out, jobs, progress, check, verdict)
 
 
 def summary(result: Result) -> str:

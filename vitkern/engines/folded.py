@@ -40,6 +40,7 @@ class Ends(NamedTuple):
     """What comes before and after the blocks."""
 
     filters: Tensor
+    pixel_filters: Tensor  # the same, channels last: for images whose pixels are stored so
     filter_bias: Tensor | None
     norm_pre: Norm | None
     norm: Norm | None  # of all tokens
@@ -102,7 +103,9 @@ class Fold(NamedTuple):
         if whole and last is not None and isinstance(model.head, nn.Linear):
             head = self.norm_linear(last, model.head.weight, model.head.bias)
         before, after, of_class = map(_norm_or_none, (model.norm_pre, model.norm, last))
-        return Ends(self._matrix(proj), rows_of(proj.bias), before, after, of_class, head)
+        filters = self._matrix(proj)
+        by_pixels = filters.contiguous(memory_format=torch.channels_last)
+        return Ends(filters, by_pixels, rows_of(proj.bias), before, after, of_class, head)
 
     def _matrix(self, layer: nn.Linear | nn.Conv2d) -> Tensor:
         return layer.weight.detach().to(PRECISIONS[self.precision].dtype).contiguous()

@@ -26,6 +26,7 @@ from ..gpu import (
     moments,
     norm_linear,
     patch_embed,
+    pixels,
     rotary,
     swiglu,
 )
@@ -314,8 +315,10 @@ class GpuEngine(Engine):
         c, ends = self.config, self._ends
         mean, std = self._pixels if image.dtype == torch.uint8 else (None, None)
         stream = buffers.stream(buffers.S, moments.WIDTH)
+        by_pixels = pixels.order_of(image) == "pixels"
+        filters = ends.pixel_filters if by_pixels else ends.filters
         patch_embed.embed(
-            stream.x, image, ends.filters, ends.filter_bias, positions.prefix, positions.position,
+            stream.x, image, filters, ends.filter_bias, positions.prefix, positions.position,
             mean, std, moments=stream.parts,
         )  # fmt: skip
         if ends.norm_pre is None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .gpu import GpuEngine
 
 MODELS = catalogue.MODELS
-# Tiles by rows, gathered filters and splits of a sum change with the batch, each at a size of its
-# own: close enough together to meet every combination (tests/gpu/test_coverage.py).
+# Tiles by rows and splits of a sum change with the batch, each at a size of its own: close enough
+# together to meet every combination (tests/gpu/test_coverage.py).
 BATCHES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 1024)
 EVERY_TILE = 8  # the batch whose GEMMs are built with every tile that a size could get
 

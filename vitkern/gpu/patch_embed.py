@@ -19,15 +19,11 @@ from .patch_embed_backward import backward
 
 __all__ = ["backward", "embed", "forward"]
 
-# Beyond so many patches a filter bank that lies in another order than the pixels is reordered
-# first (a launch, two passes over W) instead of gathered by every row of tiles.
-REORDER_ROWS = 4096
-
 
 @triton.jit
 def _matmul(
     image, weight, mean, std, rows, columns, patches, strides, D,
-    PATCH: tl.constexpr, ORDER: tl.constexpr, GATHER: tl.constexpr, PRECISION: tl.constexpr,
+    PATCH: tl.constexpr, ORDER: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """pixels[rows] weight[columns]^T in fp32, (BM, BN)."""
@@ -40,7 +36,7 @@ def _matmul(
         k = start + tl.arange(0, BK)
         at, channel = pixels.pixel_of(k, strides, PATCH, ORDER)
         x_at = image + (first[:, None] + at[None, :])
-        w_at = filters + (pixels.in_filter(k, PATCH, ORDER) if GATHER else k)[None, :]
+        w_at = filters + k[None, :]
         if P % BK == 0:
             x, w = tl.load(x_at), tl.load(w_at)
         else:
@@ -75,7 +71,7 @@ def _finish(
 @triton.jit(do_not_specialize=["B", "patches", "T", "dropout", "seed"])
 def patch_embed_forward(
     image,  # (B, C, Y, X) by strides (pixels.py)
-    weight,  # (D, P), as flattened filters or (GATHER off) in the order of a row's pixels
+    weight,  # (D, P) in the order of a row's pixels
     bias,  # (D,) or None
     prefix,  # (T, D) by rows, or None
     position,  # (N, D) by rows, or None
@@ -87,7 +83,7 @@ def patch_embed_forward(
     row_strides,  # of prefix and position
     dropout,  # (threshold, scale)
     PATCH: tl.constexpr, ORDER: tl.constexpr,
-    GATHER: tl.constexpr, QUADS: tl.constexpr, PRECISION: tl.constexpr,
+    QUADS: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     blocks_n = tl.cdiv(D, BN)
@@ -104,7 +100,7 @@ def patch_embed_forward(
         rows = tl.minimum(rows, B * N - 1)  # reads stay unconditional, the store is masked
         out = _matmul(
             image, weight, mean, std, rows, columns, patches, strides, D,
-            PATCH, ORDER, GATHER, PRECISION, BM, BN, BK,
+            PATCH, ORDER, PRECISION, BM, BN, BK,
         )  # fmt: skip
         b, n, _, _ = pixels.patch_of(rows, patches)
         if bias is not None:
@@ -130,14 +126,9 @@ def patch_embed_forward(
         )  # fmt: skip
 
 
-def _filters(weight: Tensor, order: str, rows: int) -> tuple[Tensor, bool]:
-    """The filters, and whether they have to be gathered into the order of the image's pixels."""
-    if order != "pixels":
-        return weight.contiguous(), False
-    last = weight.permute(0, 2, 3, 1)
-    if last.is_contiguous() or rows > REORDER_ROWS:
-        return last.contiguous(), False
-    return weight.contiguous(), True
+def _filters(weight: Tensor, order: str) -> Tensor:
+    """The filters (D, C, PY, PX) in the order of the image's pixels, themselves where they are."""
+    return (weight.permute(0, 2, 3, 1) if order == "pixels" else weight).contiguous()
 
 
 def embed(
@@ -156,14 +147,14 @@ def embed(
     """patch_embed into y (B, S, D), and its rows' statistics into `moments`, if given.
 
     moments is (ceil(D / WIDTH), B * S, 2) fp32 with gpu/moments.py's WIDTH.
-    Channels-last images want channels-last filters (weight.to(memory_format=torch.channels_last)),
-    which a plan keeps; others are brought into order here.
+    Channels-last images want channels-last filters (weight.to(memory_format=torch.channels_last)).
+    Others are brought into order here, by a copy: what records launches must have them in order.
     """
     (D, _, py, px), B = weight.shape, image.shape[0]
     seen = pixels.arguments(image, py, px)
     T = 0 if prefix is None else prefix.shape[0]
     M = B * seen["patches"][0]
-    weight, gather = _filters(weight, seen["ORDER"], M)
+    weight = _filters(weight, seen["ORDER"])
     row = gemm.row_for("patch_embed_forward", weight, M=M)
     blocks = launch.cdiv(M, row.blocks["BM"]) + launch.cdiv(B * T, row.blocks["BM"])
     (prefix, prefix_stride), (position, position_stride) = map(_rows, (prefix, position))
@@ -172,7 +163,7 @@ def embed(
         **seen, weight=weight, bias=gemm.vector(bias), prefix=prefix, position=position,
         mean=gemm.vector(mean), std=gemm.vector(std), seed=seed if dropout_p else None, y=y,
         moments=moments, B=B, T=T, D=D, row_strides=(prefix_stride, position_stride),
-        dropout=philox.limits(dropout_p), GATHER=gather,
+        dropout=philox.limits(dropout_p),
         QUADS=bool(dropout_p) and D % 4 == 0, PRECISION=gemm.precision_of(weight),
     )  # fmt: skip
 

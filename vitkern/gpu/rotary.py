@@ -22,14 +22,41 @@ from .gemm import row_for
 
 
 @triton.jit
-def _channels(BP: tl.constexpr, E, HALF: tl.constexpr):
-    """Where the first and the second channel of each pair are."""
-    pair = tl.arange(0, BP)
+def _load_pairs(x, at, live, E, HALF: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr):
+    """Both channels of each pair of rows `at`, (BM, BP) in fp32.
+
+    Neighbours are read as they lie and parted in registers: every second channel by itself would
+    be an access of 32 bits.
+    """
     if HALF:
-        first, second = pair, pair + E // 2
+        channels = tl.arange(0, BP)
+        mask = live[:, None] & (channels < E // 2)[None, :]
+        one = tl.load(x + at[:, None] + channels[None, :], mask=mask, other=0.0)
+        other = tl.load(x + at[:, None] + (E // 2 + channels)[None, :], mask=mask, other=0.0)
     else:
-        first, second = 2 * pair, 2 * pair + 1
-    return pair, first, second
+        channels = tl.arange(0, 2 * BP)
+        mask = live[:, None] & (channels < E)[None, :]
+        both = tl.load(x + at[:, None] + channels[None, :], mask=mask, other=0.0)
+        one, other = tl.split(tl.reshape(both, (BM, BP, 2)))
+    return one.to(tl.float32), other.to(tl.float32)
+
+
+@triton.jit
+def _store_pairs(
+    y, one, other, to, live, E, HALF: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr
+):
+    """The inverse: both channels of each pair to where _load_pairs would read them."""
+    one, other = one.to(y.dtype.element_ty), other.to(y.dtype.element_ty)
+    if HALF:
+        channels = tl.arange(0, BP)
+        mask = live[:, None] & (channels < E // 2)[None, :]
+        tl.store(y + to[:, None] + channels[None, :], one, mask=mask)
+        tl.store(y + to[:, None] + (E // 2 + channels)[None, :], other, mask=mask)
+    else:
+        channels = tl.arange(0, 2 * BP)
+        mask = live[:, None] & (channels < E)[None, :]
+        both = tl.reshape(tl.join(one, other), (BM, 2 * BP))
+        tl.store(y + to[:, None] + channels[None, :], both, mask=mask)
 
 
 @triton.jit
@@ -97,23 +124,17 @@ def rotary_forward(
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     head, part, token = rows % H, rows // H % 3, rows // (H * 3)
     b, s = token // S, token % S
-    pair, first, second = _channels(BP, E, HALF)
-    mask = (rows < M)[:, None] & (pair < E // 2)[None, :]
+    live = rows < M
     at = b * image_stride + s * token_stride + part * part_stride + head * head_stride
-    to = rows * E
     by = s * E if SHARED else (head * S + s) * E
-    a = tl.load(x + at[:, None] + first[None, :], mask=mask, other=0.0).to(tl.float32)  # (BM, BP)
-    c = tl.load(x + at[:, None] + second[None, :], mask=mask, other=0.0).to(tl.float32)
-    cos = tl.load(table + by[:, None] + pair[None, :], mask=mask, other=0.0)
-    sin = tl.load(table + by[:, None] + (E // 2 + pair)[None, :], mask=mask, other=0.0)
+    a, c = _load_pairs(x, at, live, E, HALF, BM, BP)  # (BM, BP)
+    cos, sin = _load_pairs(table, by, live, E, True, BM, BP)
     if BACK:
         sin = -sin
     is_value = (part == 2)[:, None]
     one, other = _turned(a, c, cos, sin)
-    one = tl.where(is_value, a, one).to(y.dtype.element_ty)
-    other = tl.where(is_value, c, other).to(y.dtype.element_ty)
-    tl.store(y + to[:, None] + first[None, :], one, mask=mask)
-    tl.store(y + to[:, None] + second[None, :], other, mask=mask)
+    one, other = tl.where(is_value, a, one), tl.where(is_value, c, other)
+    _store_pairs(y, one, other, rows * E, live, E, HALF, BM, BP)
 
 
 @triton.jit(do_not_specialize=["S", "COUNT"])
@@ -128,8 +149,7 @@ def rotary_table_gradient(
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)  # tokens
     own = tl.program_id(1).to(tl.int64)  # head of the table
-    pair, first, second = _channels(BP, E, HALF)
-    mask = (rows < S)[:, None] & (pair < E // 2)[None, :]
+    live = rows < S
     dcos = tl.zeros((BM, BP), tl.float32)
     dsin = tl.zeros((BM, BP), tl.float32)
     for i in range(COUNT):
@@ -140,15 +160,11 @@ def rotary_table_gradient(
         of = rows * grad_strides[1] + part * grad_strides[2] + head * grad_strides[3]
         at += b * (own * 0 + strides[0])  # in 64 bits
         of += b * (own * 0 + grad_strides[0])
-        a = tl.load(x + at[:, None] + first[None, :], mask=mask, other=0.0).to(tl.float32)
-        c = tl.load(x + at[:, None] + second[None, :], mask=mask, other=0.0).to(tl.float32)
-        da = tl.load(grad + of[:, None] + first[None, :], mask=mask, other=0.0).to(tl.float32)
-        dc = tl.load(grad + of[:, None] + second[None, :], mask=mask, other=0.0).to(tl.float32)
+        a, c = _load_pairs(x, at, live, E, HALF, BM, BP)
+        da, dc = _load_pairs(grad, of, live, E, HALF, BM, BP)
         dcos += a * da + c * dc
         dsin += a * dc - c * da
-    to = (own * S + rows) * E
-    tl.store(out + to[:, None] + pair[None, :], dcos, mask=mask)
-    tl.store(out + to[:, None] + (E // 2 + pair)[None, :], dsin, mask=mask)
+    _store_pairs(out, dcos, dsin, (own * S + rows) * E, live, E, True, BM, BP)
 
 
 def by_pairs(table: Tensor) -> Tensor:

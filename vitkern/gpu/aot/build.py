@@ -73,6 +73,7 @@ class Result:
 
 
 Progress = Callable[[int, int, str], None]  # done, of how many, the newest
+Verdict = Callable[[Checked | Failure], None]  # of a kernel, as soon as it is known
 
 
 def check(variant: Variant, binary: Binary) -> Checked:
@@ -216,12 +217,14 @@ def build(
     jobs: int | None = None,
     progress: Progress = lambda done, total, name: None,
     analyse: bool = False,
+    verdict: Verdict = lambda one: None,
 ) -> Result:
     """Compile `variants` (by architecture) into the folder `out` and write its manifest.
 
     Kernels of earlier builds stay in the manifest while their source is the same. A kernel that
     fails is listed in the result, and the others are built. With `analyse` the gates of
-    machine_code.py are applied to every one for an architecture of ARCHS.
+    machine_code.py are applied to every one for an architecture of ARCHS. `verdict` hears of each
+    kernel that was analysed or has failed: an interrupted build has said what it found.
     """
     begin, target = time.perf_counter(), folder.make(out, variants)
     earlier = {entry["key"]: entry for entry in folder.read(target)}
@@ -248,10 +251,12 @@ def build(
         progress(done, len(wanted), task.name)
         if end.failure:
             result.failures.append(end.failure)
+            verdict(end.failure)
         if end.entry:
             made[task.key] = end.entry
         if end.checked:
             checked[task.key] = end.checked
+            verdict(end.checked)
     result.checked = [checked[key] for key in wanted if key in checked]
     result.built = len(made)
     result.entries = [e for key in wanted if (e := made.get(key) or earlier.get(key))]
