@@ -14,11 +14,12 @@
 // of 14 rows and 13 tiles of 13. Fourteen full tiles and one of a single row would be slower: that
 // one row takes 4 / 14 of the time of a full tile.
 //
-// Between slabs the sums of C stay in scratch; after the last slab its rows go through the
-// epilogue. Each tile prefetches a part of the next block of W into L2: without that, 12 % of the
-// time is spent waiting for it. The next tile of A is left to the hardware: a prefetch of it costs
-// 5 %. Sums over blocks of kKC, not over all of K, also keep the rounding error low. A result
-// depends on its own row of A and column of W only: not on M, its tile or its thread.
+// Between slabs the sums of C stay in scratch; behind a tile's last block its rows go through the
+// epilogue, while they are in L1. Each tile prefetches a part of the next block of W into L2:
+// without that, 12 % of the time is spent waiting for it. The next tile of A is left to the
+// hardware: a prefetch of it costs 5 %. Sums over blocks of kKC, not over all of K, also keep the
+// rounding error low. A result depends on its own row of A and column of W only: not on M, its tile
+// or its thread.
 #pragma once
 #include "scratch.hpp"
 
