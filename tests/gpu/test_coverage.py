@@ -170,6 +170,17 @@ def test_launches_are_those_of_an_image_of_the_models_size(name, shape):
     assert {one.arguments["strides"][2] for one in embeds} == {pixels}
 
 
+@pytest.mark.parametrize("precision", ["bf16", "autocast-fp16"])
+def test_the_blocks_of_a_case_stand_for_all(precision):
+    """First, middle and last: a fourth brings no other kernel."""
+    case = trace.Case("deit3_base_patch16_224", precision, 8, training=True)
+    recorded, deeper = (
+        {one.variant.name for one in trace.launches(case._replace(depth=depth), "sm_90")}
+        for depth in (case.depth, case.depth + 1)
+    )
+    assert recorded == deeper
+
+
 def test_a_missing_kernel_is_seen():
     """B/16's kernels do not serve a model with LayerScale."""
     built = build_list("sm_80", "bf16", ("B/16",))

@@ -91,8 +91,12 @@ def test_autocast_s_weight_gradients_fit_into_little_shared_memory():
     assert aot.check(largest, aot.compile_variant(largest, "sm_89")).broken == []
 
 
-def test_gelu_s_input_gradients_do_not_spill_on_amd():
-    """With LayerScale in fp16: three stages took all of the shared memory, and spilled."""
+def test_gelu_s_input_gradients_do_not_spill_on_amd(monkeypatch):
+    """With LayerScale in fp16: three stages took all of the shared memory, and spilled.
+
+    So in the last block of a model that pools the mean of all rows, or has dropout.
+    """
+    monkeypatch.setattr("vitkern.model.rows_read", lambda model: None)
     case = Case("deit3_base_patch16_224", "autocast-fp16", 64, training=True)
     found = {
         one.variant

@@ -71,7 +71,8 @@ def test_outputs_keep_the_contract(foreign, dtype):
 
 @every
 def test_gradients_keep_the_contract(foreign):
-    """Of the image: every weight has its share in them."""
+    """Of the images: every weight has its share in them. So many, because a few rows of a tiny
+    model make most of the error: of three images it is 0.5 to 2 times PyTorch's by chance."""
     name, theirs, path = foreign
     case = CASES[name]
     ours = vitkern.load(path, dtype=torch.float32, **case.options)
@@ -81,7 +82,7 @@ def test_gradients_keep_the_contract(foreign):
         (theirs, case.ask),
         (copy.deepcopy(theirs).double(), case.ask),
     ):
-        x = image(next(model.parameters()).dtype).requires_grad_()
+        x = image(next(model.parameters()).dtype, batch=24).requires_grad_()
         y = model(x) if ask is None else ask(model, x)
         (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
         grads.append(x.grad)

@@ -66,7 +66,7 @@ class Case(NamedTuple):
     batch: int
     training: bool = False
     images: str = IMAGES[0]
-    depth: int = 2  # blocks that stand for all, or none: the embedding alone
+    depth: int = 3  # blocks that stand for all, or none: the embedding alone
     size: int | None = None  # pixels of an image's side; None: the model's own
 
 
@@ -136,9 +136,9 @@ def _model(case: Case) -> ViT:
 
 @functools.cache
 def _meta_model(name: str, precision: str, training: bool, depth: int, size: int | None) -> ViT:
-    """The model with two blocks, which stand for all, or none.
+    """The model with three blocks, which stand for all, or none.
 
-    The first has no drop-path and reads the embedding's rows, the others read a block's, and the
+    The first has no drop-path and reads the embedding's rows, the second reads a block's, and the
     last may compute the class token's row alone.
     """
     changes = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "drop_path": 0.1 if training else 0.0}
