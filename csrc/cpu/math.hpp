@@ -115,26 +115,30 @@ inline Vec tanh(Vec x) {
 
 #if defined(__AVX512F__)
 
-// x Phi(x) = max(x, 0) - |x| Phi(-|x|): the second part from a table of quartics, error 3e-8. Half
-// the instructions of erf's. -inf gives NaN as PyTorch's formula does.
-inline Vec gelu(Vec x) {
-  alignas(64) static const float kTable[5][32] = {
-#include "gelu_table.inc"
-  };
-  const Vec a = magnitude(x), half = Vec::set(0.5f);
-  const Vec place = lesser(a, Vec::set(5.99999f)) * Vec::set(32.0f / 6);
+// A function of t >= 0 that is constant from 6 on, by 32 quartics of equal width; NaN as from 6 on.
+inline Vec by_quartics(const float (&table)[5][32], Vec t) {
+  const Vec place = lesser(t, Vec::set(5.99999f)) * Vec::set(32.0f / 6);
   const __m512i i = _mm512_cvttps_epi32(place.v);
   const Vec u = place - Vec{_mm512_cvtepi32_ps(i)};
   const auto look_up = [&](int power) {
-    const float* const row = kTable[power];
+    const float* const row = table[power];
     return Vec{_mm512_permutex2var_ps(_mm512_load_ps(row), i, _mm512_load_ps(row + 16))};
   };
   Vec p = look_up(4);
   p = fma(p, u, look_up(3));
   p = fma(p, u, look_up(2));
   p = fma(p, u, look_up(1));
-  p = fma(p, u, look_up(0));
-  return fma(a, half, x * half) + p;
+  return fma(p, u, look_up(0));
+}
+
+// x Phi(x) = max(x, 0) - |x| Phi(-|x|): the second part from a table, error 3e-8. Half the
+// instructions of erf's. -inf gives NaN as PyTorch's formula does.
+inline Vec gelu(Vec x) {
+  alignas(64) static const float kTable[5][32] = {
+#include "gelu_table.inc"
+  };
+  const Vec a = magnitude(x), half = Vec::set(0.5f);
+  return fma(a, half, x * half) + by_quartics(kTable, a);
 }
 
 #else

@@ -17,18 +17,7 @@ inline ValueAndSlope gelu_with_slope(Vec x) {
   alignas(64) static const float kTable[5][32] = {
 #include "gelu_slope_table.inc"
   };
-  const Vec place = lesser(magnitude(x), Vec::set(5.99999f)) * Vec::set(32.0f / 6);
-  const __m512i i = _mm512_cvttps_epi32(place.v);
-  const Vec u = place - Vec{_mm512_cvtepi32_ps(i)};
-  const auto look_up = [&](int power) {
-    const float* const row = kTable[power];
-    return Vec{_mm512_permutex2var_ps(_mm512_load_ps(row), i, _mm512_load_ps(row + 16))};
-  };
-  Vec tail = look_up(4);
-  tail = fma(tail, u, look_up(3));
-  tail = fma(tail, u, look_up(2));
-  tail = fma(tail, u, look_up(1));
-  tail = fma(tail, u, look_up(0));
+  const Vec tail = by_quartics(kTable, magnitude(x));
   const Vec wrong = x * Vec::set(0);  // NaN of NaN and of infinities, as x phi(x) is
   return {gelu(x), select_less(x, Vec::set(0), tail, Vec::set(1.0f) - tail) + wrong};
 }
