@@ -135,7 +135,7 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "operator_isa",
       [](const std::string& isa, DType weight) {
-        return isa_name(operators_isa(isa_named(isa), weight));
+        return isa_name(operators_isa(operator_set(isa), weight));
       },
       "The set whose operators multiply by weights of a dtype where this one is asked for.");
   m.def("arena_allocations", &arena_allocations,
@@ -161,14 +161,16 @@ PYBIND11_MODULE(_C, m) {
       }))
       .def_property_readonly("threads", &Grant::threads);
 
-#define VITKERN_KERNEL(kernel)                                      \
+#define VITKERN_BOUND(kernel, find)                                 \
   m.def(#kernel, [](const std::string& isa, const py::kwargs& kw) { \
     const auto args = from_keywords<kernel##_args>(kw);             \
-    const Isa chosen = isa_named(isa);                              \
+    const Isa chosen = find(isa);                                   \
     const Unlocked unlocked;                                        \
     kernel(chosen, args);                                           \
   });
+#define VITKERN_OPERATOR(kernel) VITKERN_BOUND(kernel, operator_set)
 #define VITKERN_ENGINE(kernel)  // Engine's methods call it
+#define VITKERN_MEASUREMENT(kernel) VITKERN_BOUND(kernel, isa_named)
 #include "cpu/kernels.inc"
 
   m.def(
@@ -180,7 +182,7 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "operator_layout",
       [](const std::string& isa, DType weight) {
-        return code_of(operator_layout(isa_named(isa), weight));
+        return code_of(operator_layout(operator_set(isa), weight));
       },
       "Which panels the operators read, by the dtype of the weight.");
 

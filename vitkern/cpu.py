@@ -85,7 +85,7 @@ def norm_linear(
     n: Sizes, results: Results, x: Tensor, norm_weight: Maybe, norm_bias: Maybe, weight: Tensor,
     bias: Maybe, activation: str, eps: float, save: bool, isa: str = "",
 ) -> None:  # fmt: skip
-    if save and cpu_blas.serves(isa, x):
+    if save and cpu_blas.serves(isa, x, weight):
         cpu_blas.norm_linear(
             n, results, x, norm_weight, norm_bias, weight, bias, activation, eps
         )  # fmt: skip
@@ -155,7 +155,7 @@ def linear_residual(
     n: Sizes, results: Results, x: Tensor, weight: Tensor, bias: Maybe, residual: Tensor,
     gamma: Maybe, dropout_p: float, drop_path_p: float, seed: Maybe, isa: str = "",
 ) -> None:  # fmt: skip
-    if (x.requires_grad or residual.requires_grad) and cpu_blas.serves(isa, x):
+    if (x.requires_grad or residual.requires_grad) and cpu_blas.serves(isa, x, weight):
         cpu_blas.linear_residual(
             n, results, x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed
         )  # fmt: skip
@@ -177,7 +177,7 @@ def mlp(
     activation: str, eps: float, dropout_p: float, drop_path_p: float, seed: Maybe, save: bool,
     isa: str = "",
 ) -> None:  # fmt: skip
-    if save and cpu_blas.serves(isa, x):
+    if save and cpu_blas.serves(isa, x, fc1_weight):
         cpu_blas.mlp(
             n, results, x, norm_weight, norm_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias,
             gamma, activation, eps, dropout_p, drop_path_p, seed,

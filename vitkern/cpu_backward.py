@@ -78,7 +78,7 @@ def norm_linear(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
 ) -> Gradients:  # fmt: skip
-    if cpu_blas.serves(isa, args[0]):
+    if cpu_blas.serves(isa, args[0], args[3]):
         return cpu_blas.norm_linear_backward(n, grad, args, saved, needs)
     names = ("x", "norm_weight", "norm_bias", "weight", "bias")
     given = dict(zip(names, args, strict=False))
@@ -120,7 +120,7 @@ def linear_residual(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
 ) -> Gradients:  # fmt: skip
-    if cpu_blas.serves(isa, args[0]):
+    if cpu_blas.serves(isa, args[0], args[1]):
         return cpu_blas.linear_residual_backward(n, grad, args, saved, needs)
     x, weight, bias, residual, gamma, dropout_p, drop_path_p, seed = args
     wanted = _Wanted({"x": x, "weight": weight, "bias": bias, "gamma": gamma}, needs)
@@ -145,7 +145,7 @@ def mlp(
     n: Sizes, grad: Tensor, args: Sequence[Any], saved: Sequence[Tensor], needs: Needs,
     isa: str = "",
 ) -> Gradients:  # fmt: skip
-    if cpu_blas.serves(isa, args[0]):
+    if cpu_blas.serves(isa, args[0], args[3]):
         return cpu_blas.mlp_backward(n, grad, args, saved, needs)
     layers = ("norm_weight", "norm_bias", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")
     given: dict[str, Maybe] = dict(zip(("x", *layers, "gamma"), args, strict=False))

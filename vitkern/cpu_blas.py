@@ -1,11 +1,11 @@
 """Training steps of the linear operators: torch's GEMM, and native kernels for all that is between.
 
 A training step uses a weight once and changes it, so that packing pays less than in inference. With
-AVX2 MKL's `torch.mm` is as fast as the native GEMM or faster (docs/training.md): there the matmuls
-of a step are torch's, and norms, activations, masks, residuals and sums are fused kernels. With
-AVX-512 (bf16 weights: in bf16 where that is faster), and where tiles are faster than any
-multiply-add (AMX), the native kernels compute everything (cpu.py, cpu_backward.py), and so they do
-where an instruction set is asked for by name.
+AVX2 MKL's `torch.mm` is as fast as the native GEMM in fp32 or faster (docs/training.md): there the
+matmuls of a step are torch's, and norms, activations, masks, residuals and sums are fused kernels.
+With AVX-512, where bf16 weights are multiplied in bf16 or in integers, and where tiles are faster
+than any multiply-add (AMX), the native kernels compute everything (cpu.py, cpu_backward.py), and so
+they do where an instruction set is asked for by name.
 
 A function here takes what its namesake there takes. bf16 operands are widened: without bf16
 instructions torch's bf16 matmuls are several times slower than its fp32 ones.
@@ -39,14 +39,16 @@ from .operands import (
 Mask = tuple[int, int, float]
 
 
-def serves(isa: str, x: Tensor) -> bool:
-    """Whether a training step with these rows is computed here; isa: the one asked for, or ""."""
-    return not isa and x.numel() > 0 and _is_faster()
+def serves(isa: str, x: Tensor, weight: Tensor) -> bool:
+    """Whether a training step with these rows and weights is computed here; isa: the one asked
+    for, or ""."""
+    return not isa and x.numel() > 0 and _is_faster(weight.dtype)
 
 
 @functools.cache
-def _is_faster() -> bool:
-    return not _C.features()["isa"].startswith(("amx", "avx512"))
+def _is_faster(weight: torch.dtype) -> bool:
+    """Than the native GEMM, on this CPU."""
+    return _C.operator_isa("", DTYPES[weight]) in ("avx2", "portable")
 
 
 def _in_fp32(function: Callable[..., Any]) -> Callable[..., Any]:

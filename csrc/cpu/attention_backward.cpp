@@ -21,7 +21,7 @@ Weights across(Precision precision, const Rows& rows, int64_t n, int64_t E) {
 
 // Whether P and dS become the factors of their matmuls as soon as they are known, two queries at a
 // time, instead of rows that a matmul reads or copies.
-constexpr bool kFillsFactors = Left::kFillsTransposed;
+constexpr bool kFillsFactors = Left::kFillsPairs;
 
 struct Work {  // of one thread, in floats
   int64_t queries, scores_stride, E_stride;
@@ -163,7 +163,7 @@ struct HeadBackward {
   template <class Factor = Left>
   Factor for_steps(int64_t at, int64_t R) const {
     const Factor A = Factor::at(memory + at, R, precision);
-    if constexpr (Factor::kFillsTransposed)
+    if constexpr (Factor::kFillsPairs)
       return A.for_transpose(n);
     else
       return A;
@@ -174,7 +174,7 @@ struct HeadBackward {
   template <int64_t kCount, class Factor>
   void finish(int64_t i0, int64_t r, Count<kCount>, const Factor& of_rows, const Factor& ds_steps,
               const Factor& p_steps) const {
-    constexpr bool kFills = Factor::kFillsTransposed;
+    constexpr bool kFills = Factor::kFillsPairs;
     float* s[2];
     float* d[2];
     RowSums sums[2] = {};

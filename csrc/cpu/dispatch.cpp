@@ -166,17 +166,7 @@ const Kernels& engine_of(Isa isa, Precision precision) {
 
 }  // namespace
 
-Isa operators_isa(Isa isa, DType weight) {
-  const Isa base = row_of(isa).base;
-  if (weight != DType::bf16) return base;
-  // The first set from this one down to its base that multiplies in bf16. Another than this one
-  // must pay, and none stands in for a set that VITKERN_ISA forces.
-  for (const IsaRow& row : isa_rows())
-    if (row.isa >= isa && row.isa < base && row.base == base && row.runs_here &&
-        row.kernels->norm_linear && (row.isa == isa || (row.pays && !*forced_isa())))
-      return row.isa;
-  return base;
-}
+Isa operators_isa(Isa isa, DType weight) { return weight == DType::bf16 ? isa : row_of(isa).base; }
 
 Isa engine_isa(Isa isa, Precision precision) {
   const bool own = precision == Precision::bf16 || precision == Precision::int8;
@@ -215,6 +205,15 @@ Isa isa_named(const std::string& name) {
   for (const IsaRow& row : isa_rows())
     if (row.runs_here && row.pays) return row.isa;
   return Isa::portable;
+}
+
+Isa operator_set(const std::string& name) {
+  const IsaRow& pairs = row_of(Isa::avx512_bf16);
+  if (name.empty() && !*forced_isa() && pairs.runs_here && pairs.pays) {
+    const Isa best = isa_named("");
+    if (row_of(best).base == pairs.base) return pairs.isa;
+  }
+  return isa_named(name);
 }
 
 const char* isa_name(Isa isa) { return row_of(isa).name; }

@@ -13,12 +13,15 @@ enum class Isa {
 };
 
 // Compiled in and supported by this CPU, best first; operator_isas only those with operators of
-// their own (isas.inc): all, or those that multiply by bf16 weights.
+// their own (isas.inc).
 std::vector<std::string> available_isas();
 std::vector<std::string> operator_isas();
 
 // "" is VITKERN_ISA or else the best that pays. Throws std::invalid_argument.
 Isa isa_named(const std::string& name);
+// The same for operators, which round their factors at every call: "" is a set that multiplies in
+// bf16 rather than in integers, which take more work to make, where both are as fast.
+Isa operator_set(const std::string& name);
 const char* isa_name(Isa isa);
 
 #define VITKERN_KERNEL(kernel) void kernel(Isa isa, const kernel##_args& args);

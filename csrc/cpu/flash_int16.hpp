@@ -1,11 +1,11 @@
-// attend() by 16-bit integer multiply-adds, for the engine's bf16 and int8. Included by flash.hpp;
-// the loops are in flash_lanes.hpp.
+// attend() by 16-bit integer multiply-adds, for the engine's bf16 and int8 and for operators with
+// bf16 rows. Included by flash.hpp; the loops are in flash_lanes.hpp.
 //
 // Queries, keys, values and weights are integers times a scale, so chosen that the norms of what is
-// multiplied are at most 46340 and sums are exact (tiles_int16.hpp): q and k have one for each row,
+// multiplied are at most 46340 and sums are exact (integers.hpp): q and k have one for each row,
 // v one for each channel of a block of keys, and p one for each query of a block. The weights of a
 // block are at most 1 and add up to l, so that their squares do to no more: p's scale needs no pass
-// of its own.
+// of its own. (Dropout multiplies those that it keeps by the same factor.)
 //
 //   k  [key]: [pairs of channels]             q  [pair of channels][32 queries][2]
 //   v  [block][pair of keys]: [channel][2]    p  [pair of keys][32 queries][2]
@@ -26,27 +26,13 @@ constexpr int64_t kKeys = 128;                  // in a block: 16 KiB of scores
 
 namespace {
 
-// The unit of integers, lane by lane: its inverse, to multiply by, and itself.
-struct Units {
-  Vec inverse, unit;
-
-  // For n elements whose largest is `largest` and whose squares, divided by its own, add up to
-  // `squares`: as many units as the bounds of tiles_int16.hpp allow.
-  static Units of(Vec largest, Vec squares, int64_t n) {
-    using namespace int16_tiles;
-    const Vec most = lesser(Vec::set(most_norm(n)) / square_root(squares), Vec::set(kMostUnits));
-    const Vec none = Vec::set(0), tiny = Vec::set(kTiny);
-    return {select_less(tiny, largest, most / largest, none),
-            select_less(tiny, largest, largest / most, none)};
-  }
-};
-
 struct PairFactors {
   int64_t E, n, pairs;  // channels; keys; pairs of channels
   int64_t channels;     // E in whole vectors
   int32_t *k, *v, *q, *p;
   float *k_scale, *v_scale, *q_scale, *p_scale;
-  float* wide;  // (E, kQueries): queries as floats
+  float* wide;    // (E, kQueries): queries as floats
+  float largest;  // weight: 1, or what dropout makes of it
 
   static int64_t blocks(int64_t n) { return ceil_div(n, kKeys); }
   static int64_t floats(int64_t n, int64_t E) {
@@ -57,7 +43,10 @@ struct PairFactors {
   }
 
   PairFactors(const Head& h, Range keys, float* scratch)
-      : E(h.E), n(keys.end - keys.begin), channels(round_up(h.E, Vec::kLanes)) {
+      : E(h.E),
+        n(keys.end - keys.begin),
+        channels(round_up(h.E, Vec::kLanes)),
+        largest(h.dropout.threshold ? h.dropout.scale : 1) {
     pairs = channels / 2;
     const auto take = [&](int64_t count) {
       float* const here = scratch;
@@ -82,69 +71,31 @@ struct PairFactors {
   void lay_out_keys(const Rows& from) const {
     for (int64_t j = 0; j < n; ++j) {
       prefetch_row(from, j, E);
-      const float* const row = static_cast<const float*>(from.row(j));
-      k_scale[j] = int16_tiles::quantise(row, E, reinterpret_cast<int16_t*>(k + j * pairs));
+      k_scale[j] = int16_tiles::quantise(from.dtype, from.data, j * from.stride, E,
+                                         reinterpret_cast<int16_t*>(k + j * pairs));
     }
   }
 
-  // Lanes are channels. The second of an odd number's last pair is zero.
+  // Lanes are channels.
   void lay_out_values(const Rows& from, Range part, int64_t block) const {
-    constexpr int64_t L = Vec::kLanes;
     for (int64_t j = part.begin; j < part.end; ++j) prefetch_row(from, j, E);
-    for (int64_t e = 0; e < E; e += L) {
-      const auto row = [&](int64_t j) {
-        return Vec::load(static_cast<const float*>(from.row(j)) + e, E - e);
-      };
-      const Units units = units_of(row, part);
-      units.unit.store(v_scale + block * channels + e);
-      int32_t* to = v + first_pair(part, block) * channels + e;
-      for (int64_t j = part.begin; j < part.end; j += 2, to += channels)
-        int16_tiles::store_pairs(row(j) * units.inverse,
-                                 j + 1 < part.end ? row(j + 1) * units.inverse : Vec::set(0), to);
-    }
+    int32_t* const to = v + first_pair(part, block) * channels;
+    float* const scales = v_scale + block * channels;
+    int16_tiles::quantise_steps<int16_tiles::kWidest>(
+        from.from(part.begin), part.end - part.begin, {0, E}, [&](int64_t e) { return to + e; },
+        channels, [&](int64_t e) { return scales + e; });
   }
   static int64_t first_pair(Range part, int64_t block) { return part.begin / 2 + block; }
 
-  // Of the vectors row(j), j in `part`, lane by lane; a lane with an element that is not finite has
-  // NaN. Sums of every second vector: one chain would wait for itself.
-  template <class Row>
-  static Units units_of(const Row& row, Range part) {
-    const Vec none = Vec::set(0), least = Vec::set(1e-15f), most = Vec::set(1e15f);
-    Vec tops[2] = {none, none}, sums[2] = {none, none};
-    const auto add = [&](int chain, Vec x, Vec by) {
-      tops[chain] = greater(magnitude(x), tops[chain]);  // a NaN loses here, and is in the sum
-      sums[chain] = fma(x * by, x * by, sums[chain]);
-    };
-    const auto add_all = [&](Vec by) {
-      int64_t j = part.begin;
-      for (; j + 1 < part.end; j += 2) add(0, row(j), by), add(1, row(j + 1), by);
-      if (j < part.end) add(0, row(j), by);
-    };
-    add_all(Vec::set(1));
-    const Vec top = greater(tops[0], tops[1]), divisor = greater(top, least);
-    Vec squares = (sums[0] + sums[1]) / (divisor * divisor);
-    const Vec small = select_less(top, least, top, none);
-    if (select_less(top, most, small, Vec::set(1)).largest() > 0) {  // their squares leave fp32
-      sums[0] = sums[1] = none;
-      add_all(Vec::set(1) / greater(top, Vec::set(int16_tiles::kTiny)));
-      squares = sums[0] + sums[1];
-    }
-    Units units = Units::of(top, squares, part.end - part.begin);
-    units.unit = fma(squares, none, units.unit);
-    return units;
-  }
-
   void take_queries(const Rows& from, int64_t R, float sign) const {
-    constexpr int64_t L = Vec::kLanes;
     pack_queries(from, R, E, sign, wide);
-    for (int64_t r = 0; r < R; r += L) {
-      const auto row = [&](int64_t e) { return Vec::load(wide + e * kQueries + r); };
-      const Units units = units_of(row, {0, channels});
-      units.unit.store(q_scale + r);
-      for (int64_t e = 0; e < channels; e += 2)
-        int16_tiles::store_pairs(row(e) * units.inverse, row(e + 1) * units.inverse,
-                                 q + e / 2 * kQueries + r);
-    }
+    with_rows<kQueryVectors>(ceil_div(R, Vec::kLanes), [&]<int N>() {
+      constexpr int64_t L = Vec::kLanes;
+      int16_tiles::quantise_columns<N>(
+          [&](int64_t e, int vector) { return Vec::load(wide + e * kQueries + vector * L); },
+          channels, [&](int vector) { return q + vector * L; }, kQueries,
+          [&](int vector) { return q_scale + vector * L; });
+    });
   }
 
   void multiply_keys(Range part, int vectors, float* s) const {
@@ -167,7 +118,7 @@ struct PairFactors {
     const int64_t J = part.end - part.begin;
     for (int vector = 0; vector < vectors; ++vector) {
       const Vec sum = running[vector].newest;
-      const Units units = Units::of(Vec::set(1), greater(sum, Vec::set(1)), J);
+      const auto units = int16_tiles::Units::of(Vec::set(largest), greater(sum, Vec::set(1)), J);
       (units.unit + sum * Vec::set(0)).store(p_scale + vector * L);  // NaN stays NaN
       const float* const w = weights + vector * L;
       int32_t* to = p + vector * L;

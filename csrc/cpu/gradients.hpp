@@ -8,40 +8,13 @@
 #pragma once
 #include "chunks.hpp"
 #include "epilogue.hpp"
+#include "loops.hpp"
 #include "rows.hpp"
 #include "transpose.hpp"
 
 namespace {
 
 inline Rows as_rows(const float* data, int64_t stride) { return {DType::f32, data, stride}; }
-
-// ---- Loops without masks ---------------------------------------------------------
-
-// A number of elements, or a dtype, that the compiler knows in a loop that is written once, so that
-// a vector needs neither a mask nor a branch by dtype.
-template <int64_t kValue>
-struct Count {
-  constexpr operator int64_t() const { return kValue; }
-};
-template <DType kValue>
-struct Type {
-  constexpr operator DType() const { return kValue; }
-};
-
-// work(type): a Type.
-template <class Work>
-inline void with_type(DType dtype, const Work& work) {
-  dtype == DType::f32 ? work(Type<DType::f32>{}) : work(Type<DType::bf16>{});
-}
-
-// work(i, count) for the vectors of n elements: count is a Count of all lanes but in the last one.
-template <class Work>
-inline void each_vector(int64_t n, const Work& work) {
-  constexpr int64_t L = Vec::kLanes;
-  int64_t i = 0;
-  for (; i + L <= n; i += L) work(i, Count<L>{});
-  if (i < n) work(i, n - i);
-}
 
 // ---- Sums over rows --------------------------------------------------------------
 
@@ -181,13 +154,7 @@ Factor fill_transposed(const Team& team, const Factor& A, const Rows& g, int64_t
   constexpr int64_t L = Vec::kLanes;
   if constexpr (Factor::kFillsTransposed) {
     const Factor across = A.for_transpose(N);
-    const Range mine = team.share(M, 2);
-    for (int64_t m = mine.begin; m < mine.end; m += 2)
-      for (int64_t n = 0; n < N; n += L) {
-        const Rows from = g.from(m, n0 + n);
-        const Vec odd = m + 1 < M ? load_as(g.dtype, from.data, g.stride, N - n) : Vec::set(0);
-        across.store_steps(n, m, load_as(g.dtype, from.data, 0, N - n), odd);
-      }
+    across.take_steps(team, g.from(0, n0), N, M);
     team.sync();
     return across;
   }

@@ -5,9 +5,9 @@ namespace vitkern::VITKERN_ISA {
 
 const Kernels kernels = {
 #define VITKERN_KERNEL(kernel) kernel,
-#if defined(VITKERN_ENGINE_ONLY)  // its base has the operators
+#if defined(VITKERN_HAS_BASE)  // which has the other operators
 #define VITKERN_OPERATOR(kernel) nullptr,
-#if defined(VITKERN_BF16) && !defined(VITKERN_INT8)
+#if !defined(VITKERN_INT8)
 #define VITKERN_MATMUL(kernel) kernel,
 #endif
 #endif

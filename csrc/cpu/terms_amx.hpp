@@ -133,7 +133,7 @@ struct Left {
   // Where true, rows that were stored or put in parts must be settled before a GEMM reads them.
   static constexpr bool kSettles = false;
   void settle(int64_t) const {}
-  static constexpr bool kFillsTransposed = false;
+  static constexpr bool kFillsTransposed = false, kFillsPairs = false;
 
  private:
   // Lanes [lane, lane + n) of x to the columns k + lane onwards; the other lanes of x are zero.

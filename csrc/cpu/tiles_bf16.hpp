@@ -100,12 +100,23 @@ struct Left {
   static constexpr bool kSettles = false;
   void settle(int64_t) const {}
 
-  // The same memory for the transpose of M columns, which store_steps then fills.
-  static constexpr bool kFillsTransposed = true;
+  // The same memory for the transpose of M columns, which take_steps or store_steps then fills.
+  static constexpr bool kFillsTransposed = true, kFillsPairs = true;
   Left for_transpose(int64_t M) const { return {data, row_stride(M) * 4, true}; }
   // Steps k and k + 1 of the rows m .. m + 16; both are multiples of their number.
   void store_steps(int64_t m, int64_t k, Vec even, Vec odd) const {
     _mm512_storeu_si512(at(m, k), paired(even, odd));
+  }
+  // Steps [0, K) of the rows [0, M), by a team; no sync.
+  void take_steps(const Team& team, const Rows& steps, int64_t M, int64_t K) const {
+    const Range mine = team.share(K, 2);
+    for (int64_t k = mine.begin; k < mine.end; k += 2)
+      for (int64_t m = 0; m < M; m += Vec::kLanes) {
+        const Rows from = steps.from(k, m);
+        const Vec odd =
+            k + 1 < K ? load_as(from.dtype, from.data, from.stride, M - m) : Vec::set(0);
+        store_steps(m, k, load_as(from.dtype, from.data, 0, M - m), odd);
+      }
   }
 };
 

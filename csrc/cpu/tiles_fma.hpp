@@ -63,7 +63,7 @@ struct Left {
   // Where true, rows that were stored or put in parts must be settled before a GEMM reads them.
   static constexpr bool kSettles = false;
   void settle(int64_t) const {}
-  static constexpr bool kFillsTransposed = false;
+  static constexpr bool kFillsTransposed = false, kFillsPairs = false;
 };
 
 // Per thread, in floats: the converted part of W, and C of a group for M rows.

@@ -1,10 +1,10 @@
-// Tiles of 16-bit integer multiply-adds for the engine's bf16 precision, faster than fp32 ones by 2
-// (AVX-512 VNNI) or 1.5 (AVX2). Included by gemm.hpp; the loops are in walk.hpp.
+// Tiles of 16-bit integer multiply-adds, faster than fp32 ones by 2 (AVX-512 VNNI) or 1.5 (AVX2):
+// for the engine's bf16 precision and for operators whose weights are bf16. Included by gemm.hpp;
+// the loops are in walk.hpp.
 //
-// kBlock steps of a row, of A or of W, are a block: integers times one scale, so chosen that the
-// integers' Euclidean norm is at most 46340. By Cauchy and Schwarz the sum over two blocks is then
-// at most 46340^2 < 2^31 and exact in 32 bits, whatever the data: sums on the way may wrap around,
-// the last one is right. It is multiplied by both scales and added in fp32.
+// kBlock steps of a row, of A or of W, are a block of integers.hpp: the sum over two blocks is
+// exact in 32 bits. Sums on the way may wrap around, the last one is right. It is multiplied by
+// both scales and added in fp32.
 //
 // An element in bf16 has an error of 2^-9.5 of itself (rms). Here it has one of 0.29 units, and a
 // unit of an ordinary block of 256 is 2^-11.5 of the elements' rms: a sixteenth of bf16's error. An
@@ -13,10 +13,12 @@
 // it is multiplied by is tiny.
 //
 // A (M, K)  [row]: [K integers][a scale for each block][K floats: the row before it is settled]
+//           or of its transpose [pair of steps]: [M][2 integers], then [block]: [M scales]
 // W (N, K)  [32 columns][block]: [pairs of steps][32 columns][2 integers], then [32 scales]
 //
 // A block that holds NaN or infinity has the scale NaN: every sum it enters is NaN.
 #pragma once
+#include "integers.hpp"
 #include "tiles_fma.hpp"
 
 namespace {
@@ -33,16 +35,6 @@ inline Ints broadcast(const char* pair) {
   return _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(pair));
 }
 inline Vec to_floats(Ints sum) { return {_mm512_cvtepi32_ps(sum)}; }
-inline void store_nearest(Vec v, int16_t* out) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                      _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v.v)));
-}
-// The nearest integers of a and b, lane by lane a pair.
-inline void store_pairs(Vec a, Vec b, int32_t* out) {
-  const __m512i high = _mm512_slli_epi32(_mm512_cvtps_epi32(b.v), 16);
-  _mm512_storeu_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(a.v), high));
-}
-inline Vec square_root(Vec v) { return {_mm512_sqrt_ps(v.v)}; }
 #else
 typedef __m256i Ints;
 constexpr int64_t kTileRows = 3;   // times 4 vectors: 12 accumulators + 1 of W + 1 broadcast + 2
@@ -56,17 +48,6 @@ inline Ints broadcast(const char* pair) {
   return _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(pair));
 }
 inline Vec to_floats(Ints sum) { return {_mm256_cvtepi32_ps(sum)}; }
-inline void store_nearest(Vec v, int16_t* out) {
-  const __m256i q = _mm256_cvtps_epi32(v.v);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
-                   _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
-}
-inline void store_pairs(Vec a, Vec b, int32_t* out) {
-  const __m256i high = _mm256_slli_epi32(_mm256_cvtps_epi32(b.v), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                      _mm256_blend_epi16(_mm256_cvtps_epi32(a.v), high, 0xaa));
-}
-inline Vec square_root(Vec v) { return {_mm256_sqrt_ps(v.v)}; }
 #endif
 
 // sum += x y over both integers of each pair, where y is in a register ("v") or in memory ("m"). As
@@ -114,67 +95,44 @@ inline int64_t hidden_rows(int64_t F, Precision, int threads) {
 
 inline int64_t gemm_scratch(int64_t M, int64_t, Precision) { return kGroup * kNR * (kSlab + M); }
 
-// The sum of the squares of x * by.
-inline float sum_of_squares(const float* x, int64_t n, float by) {
-  Vec sum = Vec::set(0);
-  for (int64_t i = 0; i < n; i += Vec::kLanes) {
-    const Vec v = Vec::load(x + i, n - i) * Vec::set(by);
-    sum = fma(v, v, sum);
-  }
-  return sum.sum();
-}
-
-// What n elements may have in units of their scale: a norm that rounding, which moves it by at most
-// sqrt(n) / 2, and the rounding of this arithmetic leave below 46340; and each one for itself.
-inline float most_norm(int64_t n) { return 46339 - 0.5f * sqrtf(static_cast<float>(n)); }
-constexpr float kMostUnits = 32766.5f;
-constexpr float kTiny = 1e-30f;  // the inverse of such a scale could overflow: all is zero
-
-// x (n) -> integers, and zeros up to a multiple of Vec::kLanes; returns their scale.
-inline float quantise(const float* x, int64_t n, int16_t* out) {
-  Vec top = Vec::set(0), sum = Vec::set(0);
-  for (int64_t i = 0; i < n; i += Vec::kLanes) {
-    const Vec v = Vec::load(x + i, n - i);
-    sum = fma(v, v, sum);
-    top = greater(magnitude(v), top);  // a NaN loses here, and is in the sum
-  }
-  const float largest = top.largest();
-  float squares = sum.sum();
-  const bool finite = squares == squares && largest < INFINITY;
-  float inverse = 0;
-  if (finite && largest > kTiny) {
-    const bool ordinary = largest > 1e-15f && largest < 1e15f;
-    if (ordinary)
-      squares /= largest * largest;
-    else  // those squares leave the range of fp32
-      squares = sum_of_squares(x, n, 1 / largest);
-    const float units = most_norm(n) / sqrtf(squares);  // that the largest element would have
-    inverse = (units < kMostUnits ? units : kMostUnits) / largest;
-  }
-  for (int64_t i = 0; i < n; i += Vec::kLanes)
-    store_nearest(finite ? Vec::load(x + i, n - i) * Vec::set(inverse) : Vec::set(0), out + i);
-  return finite ? (inverse ? 1 / inverse : 0) : NAN;
-}
+// ---- A -----------------------------------------------------------------------------
 
 struct Left {
   char* data;
   int64_t K;
-  int64_t bytes, scale_bytes, stride;  // of a row's integers, of its scales, from row to row
+  int64_t bytes;   // of integers before the scales: of a row, or of all pairs
+  int64_t stride;  // bytes, from row to row or from pair to pair
+  bool is_transposed = false;
 
   static Left at(float* memory, int64_t K, Precision) {
-    const int64_t bytes = round_up(K, 32) * 2, scale_bytes = round_up(ceil_div(K, kBlock) * 4, 64);
-    const int64_t stride = row_stride((bytes + scale_bytes) / 4 + round_up(K, kLine)) * 4;
-    return {reinterpret_cast<char*>(memory), K, bytes, scale_bytes, stride};
+    const int64_t bytes = round_up(K, 32) * 2;
+    const int64_t stride = row_stride((bytes + scale_bytes(K)) / 4 + round_up(K, kLine)) * 4;
+    return {reinterpret_cast<char*>(memory), K, bytes, stride};
   }
+  static int64_t scale_bytes(int64_t K) { return round_up(ceil_div(K, kBlock) * 4, 64); }
   static int64_t floats(int64_t M, int64_t K, Precision p) {
-    return M * at(nullptr, K, p).stride / 4;
+    const int64_t steps = ceil_div(K, 2) + ceil_div(K, kBlock);
+    return max(M * at(nullptr, K, p).stride / 4,
+               steps * row_stride(M));  // whichever way it is filled
   }
+  // Rows become integers before a GEMM reads them.
+  static bool reads_in_place(DType, int64_t) { return false; }
+  static Left in_place(const void*, int64_t) { return {}; }
+  static bool reads_transposed(DType, int64_t) { return false; }
+  static Left transposed(const void*, int64_t) { return {}; }
+
   const int32_t* pairs(int64_t m, int64_t k) const {
-    return reinterpret_cast<const int32_t*>(data + m * stride + k * 2);
+    return reinterpret_cast<const int32_t*>(
+        data + (is_transposed ? k / 2 * stride + m * 4 : m * stride + k * 2));
   }
-  float* scales(int64_t m) const { return reinterpret_cast<float*>(data + m * stride + bytes); }
+  // Of row m in the block of step k, and how far the next row's is.
+  float* scale(int64_t m, int64_t k) const {
+    return reinterpret_cast<float*>(
+        data + bytes + (is_transposed ? k / kBlock * stride + m * 4 : m * stride + k / kBlock * 4));
+  }
+  int64_t scale_stride() const { return is_transposed ? 1 : stride / 4; }
   float* waiting(int64_t m) const {
-    return reinterpret_cast<float*>(data + m * stride + bytes + scale_bytes);
+    return reinterpret_cast<float*>(data + m * stride + bytes + scale_bytes(K));
   }
 
   // Row m is written between open and close, at the address that open returns.
@@ -182,7 +140,7 @@ struct Left {
   void close(int64_t m, const float* row, int64_t n) const {
     int16_t* const out = reinterpret_cast<int16_t*>(data + m * stride);
     for (int64_t k = 0; k < n; k += kBlock)
-      scales(m)[k / kBlock] = quantise(row + k, min(kBlock, n - k), out + k);
+      *scale(m, k) = quantise(DType::f32, row, k, min(kBlock, n - k), out + k);
   }
   // Columns k .. k + n of row m, until settle(m).
   void store(int64_t m, int64_t k, Vec v, int64_t n) const { v.store(waiting(m) + k, n); }
@@ -191,37 +149,96 @@ struct Left {
   }
   static constexpr bool kSettles = true;
   void settle(int64_t m) const { close(m, waiting(m), K); }
+
+  // The same memory for the transpose of M columns, which take_steps then fills.
+  static constexpr bool kFillsTransposed = true, kFillsPairs = false;
+  Left for_transpose(int64_t M) const {
+    const int64_t wide = row_stride(M) * 4;
+    return {data, K, ceil_div(K, 2) * wide, wide, true};
+  }
+  // Steps [0, K) of the rows [0, M), by a team; no sync.
+  void take_steps(const Team& team, const Rows& steps, int64_t M, int64_t K) const {
+    const int64_t strips = ceil_div(M, kStrip), blocks = ceil_div(K, kBlock);
+    const Range mine = team.share(strips * blocks);
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+      const int64_t m0 = i % strips * kStrip, k = i / strips * kBlock;
+      quantise_steps<kWidest>(
+          steps.from(k, m0), min(kBlock, K - k), {0, min(kStrip, M - m0)},
+          [&](int64_t m) { return const_cast<int32_t*>(pairs(m0 + m, k)); }, stride / 4,
+          [&](int64_t m) { return scale(m0 + m, k); });
+    }
+  }
+  static constexpr int64_t kStrip = kWidest * Vec::kLanes;
 };
 
+// ---- W -----------------------------------------------------------------------------
+
+constexpr bool kPacksSteps = false;  // a block is converted as a whole
+constexpr DType kFactorDtype = DType::bf16;
 inline int64_t panel_bytes(int64_t K) { return ceil_div(K, kBlock) * kBlockBytes; }
 inline int64_t packed_bytes(int64_t N, int64_t K, Precision) {
   return ceil_div(N, kNR) * panel_bytes(K);
 }
+inline float* block_scales(char* block) {
+  return reinterpret_cast<float*>(block + kBlock * kNR * 2);
+}
+
+// Rows (n, K), of which the first kNR count, as a block of a panel; what is missing is zero.
+inline void pack_rows(const Rows& rows, int64_t n, int64_t K, char* block) {
+  constexpr int64_t L = Vec::kLanes;
+  alignas(64) int16_t part[L][kBlock];
+  for (int64_t j = 0; j < kNR; j += L) {
+    for (int64_t i = 0; i < L; ++i) {
+      const bool there = j + i < n;
+      memset(part[i] + K / L * L, 0, (kBlock - K / L * L) * sizeof(int16_t));
+      if (!there) memset(part[i], 0, sizeof(part[i]));
+      block_scales(block)[j + i] =
+          there ? quantise(rows.dtype, rows.data, (j + i) * rows.stride, K, part[i]) : 0;
+    }
+    for (int64_t pair = 0; pair < kPairs; pair += L) {  // L columns x L pairs, the other way round
+      Vec both[L];
+      for (int64_t i = 0; i < L; ++i)
+        both[i] = Vec::load(reinterpret_cast<const float*>(part[i]) + pair);
+      transpose(both);
+      for (int64_t i = 0; i < L; ++i)
+        both[i].store(reinterpret_cast<float*>(block) + (pair + i) * kNR + j);
+    }
+  }
+}
+
+// Steps (n, columns), of which the first kNR columns count, as a block of a panel.
+inline void pack_steps(const Rows& steps, int64_t n, int64_t columns, char* block) {
+  if (n < kBlock || columns < kNR) memset(block, 0, kBlockBytes);
+  quantise_steps<kVectors>(
+      steps, n, {0, min(kNR, columns)},
+      [&](int64_t e) { return reinterpret_cast<int32_t*>(block) + e; }, kNR,
+      [&](int64_t e) { return block_scales(block) + e; });
+}
+
+// The slab of a panel of unpacked weights.
+inline void convert_panel(const Weights& w, int64_t panel, Range slab, char* block) {
+  const Rows data{w.dtype, w.data, w.pitch};
+  const int64_t row = w.first_row + panel * kNR, n = w.N - panel * kNR;
+  for (int64_t k = slab.begin; k < slab.end; k += kBlock, block += kBlockBytes) {
+    const int64_t step = w.first_step + k, K = min(kBlock, slab.end - k);
+    if (w.by_steps)
+      pack_steps(data.from(step, row), K, n, block);
+    else
+      pack_rows(data.from(row, step), n, K, block);
+  }
+}
 
 // Panel `panel` of an unpacked weight to its place among the packed ones.
 inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
-  char* block = static_cast<char*>(panels) + panel * panel_bytes(w.K);
-  for (int64_t k0 = 0; k0 < w.K; k0 += kBlock, block += kBlockBytes) {
-    const int64_t K = min(kBlock, w.K - k0);
-    int16_t* const integers = reinterpret_cast<int16_t*>(block);
-    float* const scales = reinterpret_cast<float*>(block + kBlock * kNR * 2);
-    memset(block, 0, kBlockBytes);
-    for (int64_t j = 0; j < min(kNR, w.N - panel * kNR); ++j) {
-      int16_t row[kBlock] = {};
-      float elements[kBlock];
-      const int64_t at = (panel * kNR + j) * w.K + k0;
-      for (int64_t k = 0; k < K; k += Vec::kLanes)
-        load_as(w.dtype, w.data, at + k, K - k).store(elements + k);
-      scales[j] = quantise(elements, K, row);
-      for (int64_t k = 0; k < K; ++k) integers[(k / 2 * kNR + j) * 2 + k % 2] = row[k];
-    }
-  }
+  convert_panel(w, panel, {0, w.K}, static_cast<char*>(panels) + panel * panel_bytes(w.K));
 }
 
 inline Precision first_alike(Precision) { return Precision::bf16; }
 inline PanelForm panel_form(Precision) { return {"integers", kNR, kBlock, 1}; }
 constexpr bool kUnpacks = false;  // the weights were rounded to integers
 inline void unpack_panel(const Weights&, int64_t, void*) {}
+
+// ---- Tiles -------------------------------------------------------------------------
 
 // c (R, kNR) = or += a (R, 2 * pairs) times b (2 * pairs, kNR), both with their scales.
 struct Tile {
@@ -289,11 +306,15 @@ struct Tiles : Finished {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
   static constexpr int64_t kUnit = kBlock;
 
-  static const char* slab(const Weights& w, int64_t first, int64_t, Range steps, float*,
-                          int64_t* stride) {
-    *stride = panel_bytes(w.pitch);
-    return static_cast<const char*>(w.data) + (w.first_row / kNR + first) * *stride +
-           (w.first_step + steps.begin) / kBlock * kBlockBytes;
+  static const char* slab(const Weights& w, int64_t first, int64_t count, Range steps,
+                          float* converted, int64_t* stride) {
+    *stride = panel_bytes(w.packed ? w.pitch : kSlab);
+    if (w.packed)
+      return static_cast<const char*>(w.data) + (w.first_row / kNR + first) * *stride +
+             (w.first_step + steps.begin) / kBlock * kBlockBytes;
+    char* const out = reinterpret_cast<char*>(converted);
+    for (int64_t p = 0; p < count; ++p) convert_panel(w, first + p, steps, out + p * *stride);
+    return out;
   }
 
   // As fma_tiles'.
@@ -310,15 +331,17 @@ struct Tiles : Finished {
         const int64_t m = rows.begin + tile.begin, R = tile.end - tile.begin;
         const Tile work{.a = A.pairs(m, k0),
                         .a_stride = stride,
-                        .a_scale = A.scales(m) + k0 / kBlock,
-                        .a_scale_stride = stride,
+                        .a_scale = A.scale(m, k0),
+                        .a_scale_stride = A.scale_stride(),
                         .b = panel,
                         .b_scale = scales,
                         .pairs = pairs,
                         .c = c + tile.begin * kNR,
                         .add = k0 > 0,
                         .ahead = Ahead::share(next, kBlockBytes, t, tiles, kPairs / kLine)};
-        with_rows<kTileRows>(R, [&]<int kRows>() { multiply_rows<kRows>(work); });
+        with_rows<kTileRows>(R, [&]<int kRows>() {
+          A.is_transposed ? multiply_rows<kRows, kVectors, true>(work) : multiply_rows<kRows>(work);
+        });
         if (k0 + kBlock >= steps.end) done({m, m + R});
       }
     }

@@ -205,6 +205,7 @@ def test_a_run_out_of_time_begins_no_row(monkeypatch, capsys):
         ("avx2 fma avx_vnni", "avx_vnni"),
         ("avx2 fma avx512f", "avx512"),
         ("avx2 fma avx512f avx512_vnni", "avx512_vnni"),
+        ("avx2 fma avx512f avx512_vnni avx512_bf16", "avx512_bf16"),
         ("avx2 fma avx512f avx512_vnni amx_tile amx_bf16", "amx"),
     ],
 )

@@ -14,9 +14,9 @@ timm_import.prepare()
 pytest.importorskip("timm", exc_type=ImportError)
 
 
-def step(contestant, us, peak):
+def step(contestant, us, peak, precision="fp32"):
     return {
-        "kind": "training_step", "model": "tiny", "batch": 4, "precision": "fp32",
+        "kind": "training_step", "model": "tiny", "batch": 4, "precision": precision,
         "contestant": contestant, "us": us, "peak_bytes": peak,
     }  # fmt: skip
 
@@ -28,6 +28,15 @@ def test_the_speed_up_is_over_the_faster_of_the_others():
     text = tables.text({"avx2": rows})
     assert "| 130 ms | 120 ms | 100 ms | **1.20×** | 700 MB | 800 MB | 500 MB |" in text
     assert "at most 0.02 from eager" in text and "0.01 from itself" in text
+
+
+def test_bf16_is_compared_with_a_peer_s_faster_precision():
+    rows = [step("vitkern", 100e3, 5e8), step("eager", 130e3, 7e8), step("compile", 120e3, 8e8)]
+    rows += [step("vitkern", 80e3, 4e8, "bf16"), step("eager", 500e3, 6e8, "bf16")]
+    line = tables.lines(rows)[1]
+    assert "| bf16 | 130 ms (fp32) | 120 ms (fp32) | 80 ms | **1.50×** |" in line
+    rows.append(step("compile", 90e3, 3e8, "bf16"))
+    assert "| 90 ms | 80 ms | **1.12×** | 700 MB (fp32) | 300 MB |" in tables.lines(rows)[1]
 
 
 def test_contestants_begin_with_the_same_loss(monkeypatch, capsys):

@@ -33,7 +33,7 @@ def cases():
 
 @pytest.mark.parametrize("spec, isa, index, dtype", list(cases()))
 def test_gradients_keep_the_contract(spec, isa, index, dtype, monkeypatch):
-    monkeypatch.setattr(cpu_blas, "_is_faster", lambda: True)
+    monkeypatch.setattr(cpu_blas, "_is_faster", lambda weight: True)
     inputs = spec.make_inputs(spec.cases[index], dtype)
     names = native_differentiable(spec, inputs)
     truths = gradients(spec, inputs, names, torch.float64, spec.op.reference)
@@ -101,22 +101,26 @@ def test_many_rows_and_columns(isa):
 
 
 @pytest.mark.skipif("avx512_vnni" not in cpu.isas(), reason="needs AVX-512 VNNI")
-def test_bf16_weights_are_multiplied_in_bf16_where_that_pays(monkeypatch):
-    """Unless the set is forced: then nothing stands in for it."""
+def test_bf16_weights_are_multiplied_in_what_pays(monkeypatch):
+    """In bf16 or in integers, unless a set is named or forced: then nothing stands in for it."""
     bf16 = next(row for row in _C.instruction_sets() if row["name"] == "avx512_bf16")
     faster = bf16["runs_here"] and bf16["pays"]
     monkeypatch.delenv("VITKERN_ISA", raising=False)
-    assert cpu.operator_isa("avx512_vnni", BF16) == ("avx512_bf16" if faster else "avx512")
+    if cpu.isa() == "avx512_vnni":  # no AMX
+        assert cpu.operator_isa("", BF16) == ("avx512_bf16" if faster else "avx512_vnni")
+    assert cpu.operator_isa("avx512_vnni", BF16) == "avx512_vnni"
     assert cpu.operator_isa("avx512_vnni", FP32) == "avx512"
     monkeypatch.setenv("VITKERN_ISA", "avx512_vnni")
-    assert cpu.operator_isa("avx512_vnni", BF16) == "avx512"
+    assert cpu.operator_isa("", BF16) == "avx512_vnni"
 
 
-def test_a_step_is_native_with_avx512_and_amx(monkeypatch):
-    for isa, torchs in (("amx", False), ("avx512_vnni", False), ("avx512", False), ("avx2", True)):
+def test_a_step_s_matmuls_are_torch_s_in_fp32_without_avx512(monkeypatch):
+    x = torch.ones(1)
+    for isa in ("amx", "avx512_vnni", "avx512_bf16", "avx512", "avx2_int16", "avx2", "portable"):
         cpu_blas._is_faster.cache_clear()
-        monkeypatch.setattr(cpu_blas._C, "features", lambda isa=isa: {"isa": isa})
-        assert cpu_blas.serves("", torch.ones(1)) == torchs
+        monkeypatch.setattr(cpu_blas._C, "operator_isa", lambda _, weight, isa=isa: isa)
+        assert cpu_blas.serves("", x, x) == (isa in ("avx2", "portable"))
+        assert not cpu_blas.serves(isa, x, x)
     cpu_blas._is_faster.cache_clear()
 
 
@@ -130,6 +134,7 @@ def test_weights_choose_the_kernels_of_their_dtype(isa, dtype):
     there = cpu.operator_isa(isa, dtype)
     ours, theirs = (native_gradients(spec, inputs, names, isa=name) for name in (isa, there))
     assert all(map(torch.equal, ours, theirs))
-    if isa == "avx512_bf16":
-        plain = native_gradients(spec, inputs, names, isa="avx512")
+    base = next(row["base"] for row in _C.instruction_sets() if row["name"] == isa)
+    if base != isa:
+        plain = native_gradients(spec, inputs, names, isa=base)
         assert all(map(torch.equal, ours, plain)) == (dtype is FP32)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.ops.test_ops import multiplies_integers
 from tests.threads import run_together
-from vitkern import _C, ops, packing
+from vitkern import _C, cpu, ops, packing
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,9 @@ def test_unpacking_gives_the_bits_that_were_packed(isa, dtype, shape):
     layout = _C.operator_layout(isa, packing.DTYPES[dtype])
     panels = _C.Packed(layout, packing.DTYPES[dtype], weight.data_ptr(), *shape)
     back = torch.empty_like(weight)
+    if multiplies_integers(cpu.operator_isa(isa, dtype), dtype):  # which were rounded
+        assert not panels.unpack(packing.DTYPES[dtype], back.data_ptr())
+        return
     assert panels.unpack(packing.DTYPES[dtype], back.data_ptr())
     assert torch.equal(back, weight) and panels.shape == shape and panels.layout == layout
 

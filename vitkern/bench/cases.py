@@ -13,13 +13,14 @@ from ..precision import PRECISIONS
 # one that fits is the machine's.
 CLASSES = {
     "amx": ("AMX", "amx_tile amx_bf16"),
+    "avx512_bf16": ("AVX-512 VNNI and bf16", "avx512f avx512_vnni avx512_bf16"),
     "avx512_vnni": ("AVX-512 VNNI", "avx512f avx512_vnni"),
     "avx512": ("AVX-512", "avx512f"),
     "avx_vnni": ("AVX-VNNI", "avx2 avx_vnni"),
     "avx2": ("AVX2", "avx2 fma"),
     "portable": ("none of these instruction sets", ""),
 }
-BF16_FLAGS = ("avx512_bf16", "amx_bf16")
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16")
 
 NAMES = {
     "torch": "PyTorch",
@@ -101,7 +102,7 @@ def contestants(flags: Mapping[str, bool]) -> list[Contestant]:
 
     By precision: those of one library are not built at the same time, and share files.
     """
-    bf16 = any(flags.get(flag) for flag in BF16_FLAGS)
+    bf16 = multiplies_bf16(flags)
     found = [
         Contestant(provider, precision, "" if bf16 or precision != "bf16" else NO_BF16)
         for precision in ("fp32", "bf16", "int8")
@@ -109,6 +110,11 @@ def contestants(flags: Mapping[str, bool]) -> list[Contestant]:
         if precision in offered
     ]
     return found + [Contestant("native", precision) for precision in precisions()]
+
+
+def multiplies_bf16(flags: Mapping[str, bool]) -> bool:
+    """Whether this CPU has instructions for bf16: peers emulate it elsewhere."""
+    return any(flags.get(flag) for flag in _BF16_FLAGS)
 
 
 def precisions() -> list[str]:
