@@ -238,9 +238,26 @@ def test_matmuls_of_tensor_instructions(opcode, operands, flops, bytes_read):
     assert machine_code.matmul_of(disassembly.Instruction("", "FFMA", "R1, R2"), 4) is None
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
+def test_kernels_disassembled_together_are_as_each_alone(arch):
+    """nvdisasm's own listing of a cubin is the measure: the same instructions, blocks and loops."""
+    variants = matmul_variant(arch), plain_variant(arch), matmul_variant(arch, K=200)
+    codes = [aot.compile_variant(variant, arch).code for variant in variants]
+    for code, listing in zip(codes, disassembly.sass(codes, arch), strict=True):
+        alone = disassembly.parse_sass(disassembly._tool("nvdisasm", "-c", "-ndf", binary=code))
+        found = disassembly.parse_sass(listing)
+        assert list(map(names, found)) == [names(block) for block in alone if block.code]
+        assert disassembly.loops(found) == disassembly.loops(alone)
+
+
+def names(block):
+    """Its instructions but for the names of labels."""
+    return [(one.predicate, one.opcode, one.operands.partition("`(")[0]) for one in block.code]
+
+
 def test_tools_that_cannot_read_a_binary_say_so():
     with pytest.raises(RuntimeError, match="cannot read this binary"):
-        disassembly.sass(b"no cubin")
+        disassembly.sass([b"no cubin"], "sm_80")
 
 
 # ---- make gpu-check ----

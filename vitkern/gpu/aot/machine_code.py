@@ -132,13 +132,19 @@ def analyse(
     shared: int,
     ttir: str = "",
     columns: int = 0,
+    listing: str | None = None,
 ) -> Report:
-    """Report on a cubin, or on the assembly text of an AMD kernel; `ttir` tells its matmuls."""
+    """Report on a cubin, or on the assembly text of an AMD kernel; `ttir` tells its matmuls.
+
+    `listing` is the cubin's SASS, where it was disassembled together with others.
+    """
     wanted = triton_ir.asked(ttir, arch, warps * CHIPS[arch].warp_size)
     if isinstance(code, str):
         return _analyse_gcn(kernel, arch, code, warps, shared, wanted)
     used = disassembly.resources(code)
-    blocks = _with_shapes(disassembly.parse_sass(disassembly.sass(code)))
+    if listing is None:
+        (listing,) = disassembly.sass([code], arch)
+    blocks = _with_shapes(disassembly.parse_sass(listing))
     everything = [one for block in blocks for one in block.code if not one.never]
     hot, trips = _hot(blocks, lambda one: one.name in _TENSOR, _global_bytes)
     matmuls = [p for one in hot if (p := matmul_of(one, warps))]
