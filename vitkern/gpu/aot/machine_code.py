@@ -316,7 +316,6 @@ _EIGHTY_EIGHT = "6 to 20 instructions: no smaller tile was tried"
 _ONCE = "a program's only store, from the layout of its matmul"
 _TWO = "two instructions"
 _EIGHT = "6 instructions; 484 where fp32 pixels are rounded, a ceiling of 18 % with and without"
-_ODD = "33 instructions, with a ceiling of 100 %: 64 x 128 on eight warps has none, and 89 %"
 _HALVES = "25 instructions, with a ceiling of 86 to 91 %: the next smaller tile has 42 %"
 _UNALIGNED = "rows of a bias have as many elements as there are tokens: aligned to nothing"
 _WITH_BIAS, _WITH_SEED = (rf"(?!.* without .*\b{name}\b)" for name in ("bias", "seed"))
@@ -335,10 +334,6 @@ EXCUSED: dict[tuple[str, str], str] = {
         "stores",
     ): _ONCE,
     (r"norm_linear_forward, fp16/fp32.*BM 128 BN 128 .* on sm_80", "spills"): _HALVES,
-    (
-        r"linear_residual_forward, (bf16|fp16).*odd sizes, BM 128 BN 128 .* on sm_(86|89|120)",
-        "spills",
-    ): _ODD,
     (r"patch_embed_forward, bf16, PATCH 3/16/16, planes.*BM 32 .* on sm_80", "spills"): _TWO,
     (r"patch_embed_forward, .*PATCH 3/8/8, planes.*BM 128 BN 128 .* on sm_80", "spills"): _EIGHT,
     (r"patch_embed_forward, uint8/fp32, PATCH 3/14/14, pixels.* on sm_120", "spills"): _TWO,
