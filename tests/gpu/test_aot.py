@@ -1,5 +1,6 @@
 """The ahead-of-time build: what it writes, what it survives, what is on its list."""
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -179,14 +180,35 @@ def test_a_kernel_that_fails_does_not_stop_the_others(capsys, monkeypatch, tmp_p
     assert [entry["kernel"] for entry in aot_folder.read(tmp_path)] == ["scaled"]
 
 
+def test_kernels_that_are_gated_together_fail_by_themselves(tmp_path, monkeypatch):
+    """One that does not compile, one whose binary nvdisasm cannot read, and one that is right."""
+    cut = aot.compile_variant(plain_variant("sm_80"), "sm_80")._replace(code=b"no cubin")
+    right = aot.compile_variant
+
+    def compiled(variant, arch):
+        return cut if variant.num_warps == 8 else right(variant, arch)
+
+    monkeypatch.setattr(aot, "compile_variant", compiled)
+    good = plain_variant("sm_80")
+    several = plain_variant("sm_80", refused), dataclasses.replace(good, num_warps=8), good
+    tasks = [
+        aot._task(one, "sm_80", str(i) * 64, str(tmp_path), True) for i, one in enumerate(several)
+    ]
+    assert aot._together(tasks, jobs=1) == [tasks]
+    first, second, third = aot._work(tasks)
+    assert "this kernel never compiles" in first.failure.reason
+    assert "cannot read this binary" in second.failure.reason and second.checked is None
+    assert third.failure is None and third.checked.broken == []
+
+
 @pytest.mark.full
 def test_workers_survive_a_compiler_that_dies(tmp_path, monkeypatch):
     """Two processes; the module of one kernel ends its process, as a crash inside LLVM would."""
     (tmp_path / "dying_kernel.py").write_text("import os\nos._exit(1)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    good = aot._task(plain_variant("sm_80"), "sm_80", "0" * 64, str(tmp_path / "out"), False)
+    good = aot._task(plain_variant("sm_80"), "sm_80", "0" * 64, str(tmp_path / "out"), True)
     bad = good._replace(id="bad", function="dying_kernel:kernel", key="1" * 64)
-    done = dict(aot._run_all([bad, good], jobs=2))
+    done = dict(aot._run_all([bad, good, good._replace(key="2" * 64)], jobs=2))
     assert done[bad].failure == aot.Failure("bad", "sm_80", "the compiler crashed")
     assert done[good].failure is None
     assert (tmp_path / "out" / done[good].entry["file"]).is_file()

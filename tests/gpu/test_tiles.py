@@ -139,8 +139,9 @@ def test_a_sample_does_not_depend_on_its_batch(arch):
 @pytest.mark.parametrize(
     "kernel, bits", [*itertools.product(tiles.TILES, (16, tiles.TF32, 32, tiles.MIXED))]
 )
-def test_tiles_differ_in_what_does_not_change_results_alone(arch, kernel, bits):
-    rows = tiles.fitting(kernel, arch, bits)
+@pytest.mark.parametrize("odd", [False, True], ids=["multiples", "odd"])
+def test_tiles_differ_in_what_does_not_change_results_alone(arch, kernel, bits, odd):
+    rows = tiles.fitting(kernel, arch, bits, odd)
     assert len({row.blocks["BK"] for row in rows}) == 1, "the order of the sum over K"
     if arch in ("sm_90", "sm_100"):  # wgmma and tcgen05; a smaller tile would be mma.sync
         assert min(row.blocks["BM"] for row in rows) >= 64

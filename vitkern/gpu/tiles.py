@@ -136,13 +136,28 @@ _REST = (*_FEW_ROWS, *_ONE_IMAGE, *_TF32, *_FP32, *_MIXED)
 _ALL = (*_LARGE, *_MIDDLE, *_REST)
 # Where K is odd (the 2730 hidden channels of EVA-02 L), 64 x 128 spills 87 to 134 instructions in
 # the loop and 128 x 256 314 on sm_90: a ceiling of 22 %, where 128 x 128 has 36 %.
+# On sm_86, 89 and 120 128 x 128 spills 33 with steps of 64: all tiles for odd K, whose steps must
+# be the same, have 32. Of sm_89's none spills, and their ceilings are those with 64.
+_ODD = "steps of 32: 64 would spill"
+_ODD_STEPS = tuple(
+    row._replace(blocks={**row.blocks, "BK": 32})
+    for row in (
+        *_tile(128, 128, 8, 3, _ODD, half_rate=100),
+        *_tile(64, 64, 4, 4, _ODD, half_rate=73),
+        *_tile(32, 64, 4, 4, _ODD, half_rate=50),
+    )
+)
 _RESIDUAL = (
     *_aligned(_tile(128, 256, 8, 3, _WIDE, sm_90=100)),
     *_tile(128, 256, 8, 3, _WIDE, sm_100=67),
-    *_tile(128, 128, 8, 3, _EIGHT, sm_80=100, half_rate=100, gfx942=100),
+    *_tile(128, 128, 8, 3, _EIGHT, sm_80=100, gfx942=100),
     *_tile(128, 128, 8, 3, _HALVED, sm_90=80, sm_100=50),
+    *_aligned(_tile(128, 128, 8, 3, _EIGHT, half_rate=100)),
     *_aligned(_tile(64, 128, 4, 3, _HALVED, sm_80=89, half_rate=100, sm_90=67)),
     *_tile(64, 128, 4, 3, _HALVED, sm_100=33, gfx942=89),
+    *_aligned(_tile(64, 64, 4, 4, _FEW, half_rate=100)),
+    *_aligned(_tile(32, 64, 4, 4, _ONE, half_rate=89)),
+    *_ODD_STEPS,
     *_REST,
 )
 TILES: dict[str, tuple[Row, ...]] = {

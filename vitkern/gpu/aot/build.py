@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -33,7 +34,7 @@ from ..compiler import (
 )
 from ..configs import ARCHS
 from ..launch import Variant
-from . import folder, machine_code
+from . import disassembly, folder, machine_code
 from .label import is_promised, label_of
 
 
@@ -76,12 +77,12 @@ Progress = Callable[[int, int, str], None]  # done, of how many, the newest
 Verdict = Callable[[Checked | Failure], None]  # of a kernel, as soon as it is known
 
 
-def check(variant: Variant, binary: Binary) -> Checked:
-    """Analyse the machine code and apply the gates."""
+def check(variant: Variant, binary: Binary, listing: str | None = None) -> Checked:
+    """Analyse the machine code and apply the gates; `listing` is its SASS, if it is known."""
     facts = binary.facts
     report = machine_code.analyse(
         facts["kernel"], facts["arch"], binary.assembly or binary.code,
-        facts["num_warps"], facts["shared"], binary.ttir, binary.tensor_columns,
+        facts["num_warps"], facts["shared"], binary.ttir, binary.tensor_columns, listing,
     )  # fmt: skip
     label = label_of(variant)
     absent = tuple(name for name, value in variant.constants if value is None)
@@ -129,22 +130,46 @@ def is_current(entry: dict) -> bool:
         return False
 
 
-def _work(task: _Task) -> _Done:
-    """Compile, write and analyse one kernel; in a worker."""
-    entry = None
-    try:
-        variant = from_fields((task.function, task.variant))
-        with contextlib.redirect_stdout(io.StringIO()):  # ptxas's errors
-            binary = compile_variant(variant, task.arch)
-        entry = _write(task, binary) if task.write else None
-        return _Done(entry, check(variant, binary) if task.check else None)
-    except Exception as error:
-        first: BaseException = error
-        while first.__cause__ is not None:
-            first = first.__cause__
-        lines = [line.strip() for line in str(first).splitlines() if line.strip()]
-        reason = f"{type(first).__name__}: {' '.join(lines[-3:])[-400:]}"
-        return _Done(entry, failure=Failure(task.id, task.arch, reason))
+def _work(tasks: Sequence[_Task]) -> list[_Done]:
+    """Compile, write and analyse kernels of one architecture; in a worker."""
+    done = [_Done()] * len(tasks)
+    gated: dict[int, tuple[Variant, Binary]] = {}
+    for i, task in enumerate(tasks):
+        try:
+            variant = from_fields((task.function, task.variant))
+            with contextlib.redirect_stdout(io.StringIO()):  # ptxas's errors
+                binary = compile_variant(variant, task.arch)
+            done[i] = _Done(_write(task, binary) if task.write else None)
+            if task.check:
+                gated[i] = variant, binary
+        except Exception as error:
+            done[i] = _Done(failure=_failure(task, error))
+    for (i, (variant, binary)), listing in zip(gated.items(), _listings(gated, tasks), strict=True):
+        try:
+            done[i] = done[i]._replace(checked=check(variant, binary, listing))
+        except Exception as error:
+            done[i] = done[i]._replace(failure=_failure(tasks[i], error))
+    return done
+
+
+def _listings(
+    gated: Mapping[int, tuple[Variant, Binary]], tasks: Sequence[_Task]
+) -> list[str | None]:
+    """The SASS of NVIDIA's kernels, by one call; None where `check` is to find it, or fail."""
+    codes = [binary.code for _, binary in gated.values() if not binary.assembly]
+    if len(codes) == len(gated):
+        with contextlib.suppress(RuntimeError):  # one that cannot be read hides the others
+            return [*disassembly.sass(codes, tasks[0].arch)]
+    return [None] * len(gated)
+
+
+def _failure(task: _Task, error: Exception) -> Failure:
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    lines = [line.strip() for line in str(first).splitlines() if line.strip()]
+    reason = f"{type(first).__name__}: {' '.join(lines[-3:])[-400:]}"
+    return Failure(task.id, task.arch, reason)
 
 
 def _write(task: _Task, binary: Binary) -> dict:
@@ -166,33 +191,48 @@ def _write(task: _Task, binary: Binary) -> dict:
 
 def _run_all(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[_Task, _Done]]:
     """Work off all tasks, in any order; a compiler that crashes fails its own task only."""
+    left = _together(tasks, jobs)
     if jobs == 1:
-        yield from ((task, _work(task)) for task in tasks)
+        for several in left:
+            yield from zip(several, _work(several), strict=True)
         return
-    left = list(tasks)
     while left:
         suspects = []
         with _pool(min(jobs, len(left))) as pool:
-            futures = {pool.submit(_work, task): task for task in left}
+            futures = {pool.submit(_work, several): several for several in left}
             try:
                 for future in concurrent.futures.as_completed(futures):
-                    yield futures[future], future.result()
+                    yield from zip(futures[future], future.result(), strict=True)
                     left.remove(futures[future])
             except concurrent.futures.BrokenExecutor:  # some worker died; its neighbours with it
                 suspects = left[: jobs + 1]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        for task in suspects:
-            left.remove(task)
-            yield task, _alone(task)
+        for several in suspects:
+            left.remove(several)
+            yield from ((task, _alone(task)) for task in several)
+
+
+_TOGETHER = 16  # kernels that one call disassembles: its start is then a twentieth of their time
+
+
+def _together(tasks: Sequence[_Task], jobs: int) -> list[list[_Task]]:
+    """Tasks that one worker does at a time: several if gated, of one architecture."""
+    found: list[list[_Task]] = []
+    most = min(_TOGETHER, -(-len(tasks) // jobs))
+    for _, group in itertools.groupby(tasks, lambda task: (task.arch, task.check)):
+        several = list(group)
+        size = most if several[0].check else 1
+        found += [several[i : i + size] for i in range(0, len(several), size)]
+    return found
 
 
 def _alone(task: _Task) -> _Done:
     """One task in a process of its own, which may die."""
     with _pool(1) as pool:
         try:
-            return pool.submit(_work, task).result()
+            return pool.submit(_work, [task]).result()[0]
         except concurrent.futures.BrokenExecutor:
             return _Done(failure=Failure(task.id, task.arch, "the compiler crashed"))
 

@@ -132,13 +132,19 @@ def analyse(
     shared: int,
     ttir: str = "",
     columns: int = 0,
+    listing: str | None = None,
 ) -> Report:
-    """Report on a cubin, or on the assembly text of an AMD kernel; `ttir` tells its matmuls."""
+    """Report on a cubin, or on the assembly text of an AMD kernel; `ttir` tells its matmuls.
+
+    `listing` is the cubin's SASS, where it was disassembled together with others.
+    """
     wanted = triton_ir.asked(ttir, arch, warps * CHIPS[arch].warp_size)
     if isinstance(code, str):
         return _analyse_gcn(kernel, arch, code, warps, shared, wanted)
     used = disassembly.resources(code)
-    blocks = _with_shapes(disassembly.parse_sass(disassembly.sass(code)))
+    if listing is None:
+        (listing,) = disassembly.sass([code], arch)
+    blocks = _with_shapes(disassembly.parse_sass(listing))
     everything = [one for block in blocks for one in block.code if not one.never]
     hot, trips = _hot(blocks, lambda one: one.name in _TENSOR, _global_bytes)
     matmuls = [p for one in hot if (p := matmul_of(one, warps))]
@@ -310,7 +316,6 @@ _EIGHTY_EIGHT = "6 to 20 instructions: no smaller tile was tried"
 _ONCE = "a program's only store, from the layout of its matmul"
 _TWO = "two instructions"
 _EIGHT = "6 instructions; 484 where fp32 pixels are rounded, a ceiling of 18 % with and without"
-_ODD = "33 instructions, with a ceiling of 100 %: 64 x 128 on eight warps has none, and 89 %"
 _HALVES = "25 instructions, with a ceiling of 86 to 91 %: the next smaller tile has 42 %"
 _UNALIGNED = "rows of a bias have as many elements as there are tokens: aligned to nothing"
 _WITH_BIAS, _WITH_SEED = (rf"(?!.* without .*\b{name}\b)" for name in ("bias", "seed"))
@@ -329,10 +334,6 @@ EXCUSED: dict[tuple[str, str], str] = {
         "stores",
     ): _ONCE,
     (r"norm_linear_forward, fp16/fp32.*BM 128 BN 128 .* on sm_80", "spills"): _HALVES,
-    (
-        r"linear_residual_forward, (bf16|fp16).*odd sizes, BM 128 BN 128 .* on sm_(86|89|120)",
-        "spills",
-    ): _ODD,
     (r"patch_embed_forward, bf16, PATCH 3/16/16, planes.*BM 32 .* on sm_80", "spills"): _TWO,
     (r"patch_embed_forward, .*PATCH 3/8/8, planes.*BM 128 BN 128 .* on sm_80", "spills"): _EIGHT,
     (r"patch_embed_forward, uint8/fp32, PATCH 3/14/14, pixels.* on sm_120", "spills"): _TWO,
