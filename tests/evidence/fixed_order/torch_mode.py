@@ -34,8 +34,8 @@ EXACT = set(
     equal expand fill_ full full_like ge gt index index_put index_select isfinite isinf isnan le
     lift_fresh logical_and logical_not logical_or lt masked_fill max max_pool2d_with_indices
     maximum min minimum mul mul_ ne neg new_empty new_empty_strided new_zeros nll_loss_backward
-    nll_loss_forward ones_like permute pow reciprocal relu repeat rsqrt rsub scalar_tensor
-    select select_backward sign slice slice_backward split split_with_sizes sqrt square squeeze
+    nll_loss_forward ones_like permute pow reciprocal relu repeat rsub scalar_tensor
+    select select_backward sign slice slice_backward split split_with_sizes square squeeze
     stack sub t transpose unbind unsqueeze view where zero_ zeros zeros_like""".split()
 )
 HANDLERS: dict[object, Callable] = {}
@@ -85,6 +85,19 @@ def handles(*packets) -> Callable:
         return function
 
     return register
+
+
+# ---- roots: MKL's, which PyTorch takes on Intel's CPUs, are not those of IEEE 754 ----
+
+
+@handles(aten.sqrt)
+def _sqrt(x):
+    return x.double().sqrt().to(x.dtype)
+
+
+@handles(aten.rsqrt)
+def _rsqrt(x):
+    return (1 / _sqrt(x.float())).to(x.dtype)
 
 
 # ---- products ----
@@ -201,7 +214,7 @@ def _layer_norm(x, shape, weight, bias, eps):
     assert len(shape) == 1
     wide, D = x.float(), shape[0]
     mean = pairwise(wide, [-1], keep=True) / D
-    rstd = 1 / (pairwise((wide - mean).square(), [-1], keep=True) / D + eps).sqrt()
+    rstd = 1 / _sqrt(pairwise((wide - mean).square(), [-1], keep=True) / D + eps)
     y = (wide - mean) * rstd
     y = y if weight is None else y * weight.float()
     return (y if bias is None else y + bias.float()).to(x.dtype), mean, rstd
