@@ -22,6 +22,24 @@ struct Plain {
   void store(int64_t m, int64_t k, Vec v, int64_t n) const {
     store_as(dtype, data, m * stride + k, v, n);
   }
+#if defined(VITKERN_AMX)
+  // Columns k .. k + 32 of the rows m and m + 1.
+  void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
+    for (int64_t r = 0; r < 2; ++r) {
+      void* const to = const_cast<void*>(at(m + r, k));
+      if (dtype == DType::bf16) {
+        _mm512_storeu_si512(to, bf16_pair(v[r][0], v[r][1]));
+      } else {
+        v[r][0].store(static_cast<float*>(to));
+        v[r][1].store(static_cast<float*>(to) + Vec::kLanes);
+      }
+    }
+  }
+  void expect(int64_t m, int64_t k) const {
+    __builtin_prefetch(at(m, k), 1);
+    if (dtype == DType::f32) __builtin_prefetch(at(m, k + kLine), 1);
+  }
+#endif
   const void* at(int64_t m, int64_t k) const { return offset(dtype, data, m * stride + k); }
 };
 
@@ -84,10 +102,31 @@ struct StoreEpilogue {
     });
     return true;
   }
+
+#if defined(VITKERN_AMX)
+  // The rows m and m + 1, m even, of 32 columns: what stands between two steps of the tile unit.
+  // Returns false where that cannot be done.
+  [[gnu::always_inline]] bool two_rows(int64_t m, int64_t n0, const float* c) const {
+    if (dropout.threshold || pre) return false;
+    constexpr int64_t L = Vec::kLanes;
+    with_activation(activation, [&](const auto& activated) {
+      const Vec low = bias ? Vec::load(bias + n0) : Vec::set(0);
+      const Vec high = bias ? Vec::load(bias + n0 + L) : Vec::set(0);
+      const Vec v[2][2] = {
+          {activated(Vec::load(c) + low), activated(Vec::load(c + L) + high)},
+          {activated(Vec::load(c + 2 * L) + low), activated(Vec::load(c + 3 * L) + high)}};
+      y.store_two(m, n0, v);
+    });
+    return true;
+  }
+  // The rows m and m + 1 come next: their memory into L1.
+  void expect(int64_t m, int64_t n0) const {
+    if constexpr (std::is_same_v<Target, Plain>) y.expect(m, n0), y.expect(m + 1, n0);
+  }
+#endif
 };
 
-// For a GEMM whose K is cut into parts: the results of all parts but the last are added up in
-// `sums`; the last one's epilogue adds them.
+// For a GEMM whose K is cut into parts: adds the results up in `sums`.
 struct SumEpilogue {
   float* sums;
   int64_t stride;
@@ -114,17 +153,11 @@ struct ResidualEpilogue {
   int64_t N;
   Dropout dropout = {}, path = {};
   int64_t S = 1, first_row = 0;  // row first_row + m belongs to sample (first_row + m) / S
-  const float* sums = nullptr;   // what SumEpilogue left, or null
-  int64_t sums_stride = 0;
 
   void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
     const int64_t row = first_row + m;
     for (int64_t i = 0; i < n && residual; i += kLine)
       __builtin_prefetch(offset(dtype, residual, (row + kRowsAhead) * residual_stride + n0 + i));
-    if (sums)
-      for (int64_t i = 0; i < n; i += Vec::kLanes)
-        (Vec::load(sums + m * sums_stride + n0 + i, n - i) + Vec::load(c + i, n - i))
-            .store(c + i, n - i);
     if (dropout.threshold) {
       if (bias)
         for (int64_t i = 0; i < n; ++i) c[i] += bias[n0 + i];
@@ -147,8 +180,7 @@ struct ResidualEpilogue {
   // As StoreEpilogue's.
   template <int64_t kNR>
   bool rows(Range rows, int64_t n0, int64_t n, const float* c) const {
-    if (!residual || dtype != DType::f32 || n != kNR || sums || dropout.threshold || path.threshold)
-      return false;
+    if (n != kNR || !is_plain_sum()) return false;
     const auto* const from = static_cast<const float*>(residual) + first_row * residual_stride + n0;
     float* const to = static_cast<float*>(y) + first_row * y_stride + n0;
     for (int64_t m = rows.end; m < 2 * rows.end - rows.begin; ++m)
@@ -163,6 +195,36 @@ struct ResidualEpilogue {
       }
     }
     return true;
+  }
+
+#if defined(VITKERN_AMX)
+  // As StoreEpilogue's.
+  [[gnu::always_inline]] bool two_rows(int64_t m, int64_t n0, const float* c) const {
+    if (!is_plain_sum()) return false;
+    constexpr int64_t L = Vec::kLanes;
+    const float* from = static_cast<const float*>(residual) + (first_row + m) * residual_stride;
+    float* to = static_cast<float*>(y) + (first_row + m) * y_stride;
+    for (int64_t i = n0; i < n0 + 2 * L; i += L, c += L) {
+      const Vec shift = bias ? Vec::load(bias + i) : Vec::set(0);
+      const Vec factor = gamma ? Vec::load(gamma + i) : Vec::set(1);
+      const Vec first = (Vec::load(c) + shift) * factor;
+      const Vec second = (Vec::load(c + 2 * L) + shift) * factor;
+      (Vec::load(from + i) + first).store(to + i);
+      (Vec::load(from + residual_stride + i) + second).store(to + y_stride + i);
+    }
+    return true;
+  }
+  void expect(int64_t m, int64_t n0) const {
+    if (!residual) return;
+    for (int64_t row = first_row + m; row < first_row + m + 2; ++row)
+      for (int64_t i = 0; i < 2 * kLine; i += kLine)
+        __builtin_prefetch(offset(dtype, residual, row * residual_stride + n0 + i));
+  }
+#endif
+
+ private:
+  bool is_plain_sum() const {
+    return residual && dtype == DType::f32 && !dropout.threshold && !path.threshold;
   }
 };
 

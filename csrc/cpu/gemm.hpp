@@ -10,6 +10,8 @@
 //   panel_floats, pack_keys, pack_values, multiply_panel  matmuls inside attention: amx_tiles
 //   multiply_head                                         the same: fma_tiles, for all others
 //   group_rows, row_dtype, hidden_rows, hidden_columns    how the engine and the MLP cut their work
+//   part_floats, part_epilogue                            sums of an MLP whose hidden columns are
+//   cut
 #pragma once
 #include "parallel.hpp"
 

@@ -16,17 +16,15 @@ using vitkern::mlp_args;
 struct MlpScratch {
   int64_t chunk, columns;           // rows and hidden columns at a time
   int64_t h, hidden, sums, shared;  // floats, in this order
-  int64_t sums_stride;
   int64_t for_gemm, per_thread;
 
   MlpScratch(int64_t M, int64_t D, int64_t F, Precision precision, int threads) {
     const int64_t chunks = ceil_div(M, hidden_rows(F, precision, threads));
     chunk = min(M, round_up(ceil_div(M, max(chunks, 1)), kTileRows));  // of even height
     columns = hidden_columns(F);
-    sums_stride = row_stride(D);
     h = Left::floats(chunk, D, precision);
     hidden = Left::floats(chunk, columns, precision);
-    sums = columns < F ? chunk * sums_stride : 0;
+    sums = columns < F ? part_floats(chunk, D) : 0;
     shared = h + hidden + sums;
     for_gemm = gemm_scratch(chunk, max(D, columns), precision);
     per_thread = for_gemm + row_stride(D);
@@ -71,7 +69,7 @@ struct Mlp {
   void multiply_part(const Team& team, const Left& h, Range rows, Range part, float* memory,
                      float* scratch) const {
     const int64_t M = rows.end - rows.begin, F = part.end - part.begin;
-    const bool first = part.begin == 0, last = part.end >= a.F;
+    const bool last = part.end >= a.F;
     const Left hidden = Left::at(memory + n.h, F, fc1.precision);  // (chunk, F)
     float* const sums = memory + n.h + n.hidden;                   // (chunk, D)
     Weights up = fc1.part(part.begin, F, 0, a.D), down = fc2.part(0, a.D, part.begin, F);
@@ -90,24 +88,20 @@ struct Mlp {
                              .dropout = a.dropout});
     team.sync();
     settle(team, hidden, M);
-    if (last)
-      gemm(team, hidden, M, down, scratch,
-           ResidualEpilogue{.bias = a.fc2_bias,
-                            .gamma = a.gamma,
-                            .dtype = a.x_dtype,
-                            .residual = residual ? a.x : nullptr,
-                            .residual_stride = a.x_stride,
-                            .y = a.y,
-                            .y_stride = y_stride,
-                            .N = a.D,
-                            .dropout = a.dropout,
-                            .path = a.path,
-                            .S = a.S,
-                            .first_row = rows.begin,
-                            .sums = first ? nullptr : sums,
-                            .sums_stride = n.sums_stride});
-    else
-      gemm(team, hidden, M, down, scratch, SumEpilogue{sums, n.sums_stride, first});
+    const ResidualEpilogue join{.bias = a.fc2_bias,
+                                .gamma = a.gamma,
+                                .dtype = a.x_dtype,
+                                .residual = residual ? a.x : nullptr,
+                                .residual_stride = a.x_stride,
+                                .y = a.y,
+                                .y_stride = y_stride,
+                                .N = a.D,
+                                .dropout = a.dropout,
+                                .path = a.path,
+                                .S = a.S,
+                                .first_row = rows.begin};
+    gemm(team, hidden, M, down, scratch,
+         part_epilogue(join, fc2.precision, sums, a.D, part.begin == 0, last));
     team.sync();
   }
 };

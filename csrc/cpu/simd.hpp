@@ -93,6 +93,13 @@ struct Vec {
   }
 };
 
+#if defined(__AVX512BF16__)
+// 32 elements in bf16: the first sixteen from a, then from b.
+inline __m512i bf16_pair(Vec a, Vec b) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.v, a.v));
+}
+#endif
+
 #elif defined(__AVX2__)
 
 struct Vec {

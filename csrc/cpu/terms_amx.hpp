@@ -56,8 +56,7 @@ inline void split_pair(Vec a, Vec b, __m512i* out) {
   Vec first[terms], second[terms];
   split<terms>(a, first);
   split<terms>(b, second);
-  for (int t = 0; t < terms; ++t)
-    out[t] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second[t].v, first[t].v));
+  for (int t = 0; t < terms; ++t) out[t] = bf16_pair(first[t], second[t]);
 }
 
 // Calls f<terms>() with the terms known to the compiler.
@@ -74,6 +73,18 @@ inline void with_terms(int terms, const F& f) {
 // Of 32 columns of W, or 32 rows of A.
 inline int64_t panel_bytes(int64_t K, int terms) {
   return ceil_div(K, kSteps) * terms * kPairBytes;
+}
+
+// Elements i .. i + 32 of an array as terms; those from i + n on are zero.
+template <int terms>
+inline void load_terms(DType type, const void* p, int64_t i, int64_t n, __m512i* out) {
+  if (terms == 1 && type == DType::bf16) {
+    const __mmask32 there = n >= 32 ? 0xffffffff : (1u << n) - 1;
+    out[0] = _mm512_maskz_loadu_epi16(there, static_cast<const bf16*>(p) + i);
+  } else {
+    split_pair<terms>(load_as(type, p, i, n),
+                      n > 16 ? load_as(type, p, i + 16, n - 16) : Vec::set(0), out);
+  }
 }
 
 // ---- A ---------------------------------------------------------------------------
@@ -114,12 +125,40 @@ struct Left {
       }
     });
   }
+  // Row m, as the first of `from` is.
+  void copy(int64_t m, const Rows& from) const {
+    with_terms(terms, [&]<int kTerms>() {
+      __m512i part[kTerms];
+      for (int64_t k = 0; k < K; k += kSteps) {
+        load_terms<kTerms>(from.dtype, from.data, k, K - k, part);
+        for (int t = 0; t < kTerms; ++t) _mm512_store_si512(at(m, k) + t * kPairBytes, part[t]);
+      }
+    });
+  }
   // Columns k .. k + n of row m, k a multiple of 16. At the row's end its last tile is filled up.
   void store(int64_t m, int64_t k, Vec v, int64_t n) const {
     write(m, k, n < 16 ? v.keep_first(n, 0) : v, 0, n);
   }
+  // Columns k .. k + 32 of the rows m and m + 1, m even.
+  void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
+    with_terms(terms, [&]<int kTerms>() {
+      char* const to = at(m, k);
+      __m512i part[kTerms];
+      for (int64_t r = 0; r < 2; ++r) {
+        split_pair<kTerms>(v[r][0], v[r][1], part);
+        for (int t = 0; t < kTerms; ++t)
+          _mm512_store_si512(to + t * kPairBytes + r * kTileStride, part[t]);
+      }
+    });
+  }
   // The same from memory, and for any k: a head's columns may start anywhere.
   void put(int64_t m, int64_t k, const float* from, int64_t n) const {
+    if (terms == 1 && k % kSteps == 0 && n % kSteps == 0) {
+      for (int64_t i = 0; i < n; i += kSteps) {
+        _mm512_store_si512(at(m, k + i), bf16_pair(Vec::load(from + i), Vec::load(from + i + 16)));
+      }
+      return;
+    }
     while (n > 0) {
       const int64_t lane = k % 16, some = min(n, 16 - lane);
       float row[16] = {};
@@ -162,18 +201,6 @@ inline int64_t packed_bytes(int64_t N, int64_t K, Precision p) {
   return ceil_div(N, kNR) * panel_bytes(K, terms_of(p));
 }
 
-// Elements i .. i + 32 of an array as terms; those from i + n on are zero.
-template <int terms>
-inline void load_terms(DType type, const void* p, int64_t i, int64_t n, __m512i* out) {
-  if (terms == 1 && type == DType::bf16) {
-    const __mmask32 there = n >= 32 ? 0xffffffff : (1u << n) - 1;
-    out[0] = _mm512_maskz_loadu_epi16(there, static_cast<const bf16*>(p) + i);
-  } else {
-    split_pair<terms>(load_as(type, p, i, n),
-                      n > 16 ? load_as(type, p, i + 16, n - 16) : Vec::set(0), out);
-  }
-}
-
 // Rows (n, K), of which the first 32 count, as a panel; the missing ones are zero.
 template <int terms>
 inline void pack_rows(const Rows& rows, int64_t n, int64_t K, char* panel) {
@@ -195,9 +222,30 @@ inline void pack_rows(const Rows& rows, int64_t n, int64_t K, char* panel) {
     }
 }
 
+// Steps (n, columns) in bf16, of which the first 32 columns count, as a panel: rows in pairs.
+inline void pack_pairs(const Rows& steps, int64_t n, int64_t columns, char* panel) {
+  const __mmask32 there = columns >= kNR ? 0xffffffff : (1u << columns) - 1;
+  // Fours of columns, so that interleaving within 128 bits leaves the first 16 columns in one
+  // vector
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  const auto load = [&](int64_t j) {
+    if (j >= n) return _mm512_setzero_si512();
+    const auto* const row = static_cast<const bf16*>(steps.data) + j * steps.stride;
+    return _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi16(there, row));
+  };
+  for (int64_t j = 0; j < n; j += kSteps)
+    for (int64_t i = 0; i < kSteps; i += 2) {
+      const __m512i even = load(j + i), odd = load(j + i + 1);
+      char* const to = panel + j / kSteps * kPairBytes + i / 2 * kTileStride;
+      _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
+      _mm512_store_si512(to + kTileBytes, _mm512_unpackhi_epi16(even, odd));
+    }
+}
+
 // Steps (n, columns), of which the first 32 columns count, as a panel; the missing ones are zero.
 template <int terms>
 inline void pack_steps(const Rows& steps, int64_t n, int64_t columns, char* panel) {
+  if (terms == 1 && steps.dtype == DType::bf16) return pack_pairs(steps, n, columns, panel);
   for (int64_t j = 0; j < round_up(n, kSteps); j += 2) {
     char* const pair = panel + j / kSteps * terms * kPairBytes + j % kSteps / 2 * kTileStride;
     for (int64_t e = 0; e < kNR; e += 16) {

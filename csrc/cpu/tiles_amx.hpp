@@ -83,28 +83,35 @@ struct Steps {
   bool backwards;
 };
 
-// c (32 or 16 rows, 32) = or += the steps of A times those of a panel; between() runs at each.
+// The accumulators: zero, or what is in c (32 or 16 rows, 32) already.
+template <int rows>
+inline void begin_tiles(const Result& from) {
+  const int64_t bytes = from.stride * 4, below = 16 * from.stride;
+  if (from.add) {
+    tile_load<0>(from.c, bytes), tile_load<1>(from.c + 16, bytes);
+    if constexpr (rows == 2)
+      tile_load<2>(from.c + below, bytes), tile_load<3>(from.c + below + 16, bytes);
+  } else {
+    tile_zero<0>(), tile_zero<1>();
+    if constexpr (rows == 2) tile_zero<2>(), tile_zero<3>();
+  }
+}
+template <int rows>
+inline void store_tiles(const Result& to) {
+  const int64_t bytes = to.stride * 4, below = 16 * to.stride;
+  tile_store<0>(to.c, bytes), tile_store<1>(to.c + 16, bytes);
+  if constexpr (rows == 2)
+    tile_store<2>(to.c + below, bytes), tile_store<3>(to.c + below + 16, bytes);
+}
+
+// The steps of A times those of a panel, added to what `from` says, to `to`: 32 or 16 rows of 32
+// columns. between() runs at each step.
 template <int rows, int terms, class Between>
-inline void multiply_tiles(const Steps& steps, const Result& to, Between& between) {
+inline void multiply_tiles(const Steps& steps, const Result& from, const Result& to,
+                           Between& between) {
   const char *a = steps.a, *b = steps.b;
   const int64_t tiles = steps.tiles;
-  float* const c = to.c;
-  const int64_t bytes = to.stride * 4, below = 16 * to.stride;
-  if (to.add) {
-    tile_load<0>(c, bytes);
-    tile_load<1>(c + 16, bytes);
-    if constexpr (rows == 2) {
-      tile_load<2>(c + below, bytes);
-      tile_load<3>(c + below + 16, bytes);
-    }
-  } else {
-    tile_zero<0>();
-    tile_zero<1>();
-    if constexpr (rows == 2) {
-      tile_zero<2>();
-      tile_zero<3>();
-    }
-  }
+  begin_tiles<rows>(from);
   int64_t step = terms * kPairBytes;
   if (steps.backwards && tiles) {
     a += (tiles - 1) * step;
@@ -121,20 +128,16 @@ inline void multiply_tiles(const Steps& steps, const Result& to, Between& betwee
       b -= step;
       multiply_term<rows, true, true>(a, b);
     }
-  tile_store<0>(c, bytes);
-  tile_store<1>(c + 16, bytes);
-  if constexpr (rows == 2) {
-    tile_store<2>(c + below, bytes);
-    tile_store<3>(c + below + 16, bytes);
-  }
+  store_tiles<rows>(to);
 }
 
 template <int terms, class Between>
-inline void multiply_block(int64_t R, const Steps& steps, const Result& to, Between& between) {
+inline void multiply_block(int64_t R, const Steps& steps, const Result& from, const Result& to,
+                           Between& between) {
   if (R > 16)
-    multiply_tiles<2, terms>(steps, to, between);
+    multiply_tiles<2, terms>(steps, from, to, between);
   else
-    multiply_tiles<1, terms>(steps, to, between);
+    multiply_tiles<1, terms>(steps, from, to, between);
 }
 
 // Panels of W that will be read soon: into L2, some lines at each step.
@@ -155,26 +158,52 @@ struct Fetch {
   }
 };
 
-// What the vector units do during a block's K loop: the rows of the block before it, as evenly as
-// the steps allow, and prefetches.
+// A block of C, (rows, n): row m onwards of the columns from n0.
+struct Block {
+  int64_t m, rows, n0, n;
+  float* c;
+};
+
+// What the vector units do during a block's K loop: the epilogue of the block before it, two rows
+// at a step, more where steps are few; and prefetches.
 template <class Epilogue>
 struct Meanwhile {
   const Epilogue& epilogue;
-  int64_t tiles;  // steps of the loop
-  int64_t m = 0, rows = 0, done = 0, step = 0, n0 = 0, n = 0;
-  float* c = nullptr;
+  int64_t pairs;  // of rows at a step
   Fetch fetch = {};
+  Block before = {}, now = {};
+  int64_t done = 0, expected = 0;  // rows of each
 
-  void until(int64_t row) {
-    if (done >= row) return;
-    finish_rows<kNR>(epilogue, {m + done, m + row}, n0, n, c + done * kNR);
-    done = row;
-  }
-  void operator()() {
-    until(rows * ++step / tiles);
+  [[gnu::always_inline]] void operator()() {
+    for (int64_t i = 0; i < pairs && done < before.rows; ++i) two_rows();
+    if constexpr (requires { epilogue.expect(now.m, now.n0); })
+      for (int64_t i = 0; i < pairs && expected < kTileRows; ++i, expected += 2)
+        epilogue.expect(now.m + expected, now.n0);
     fetch();
   }
-  void finish() { until(rows); }
+  void begin(const Block& block) {
+    now = block;
+    expected = 0;
+  }
+  // The block that began is computed, and the one before it may be overwritten.
+  void end() {
+    finish();
+    before = now;
+    done = 0;
+  }
+  void finish() {
+    while (done < before.rows) two_rows();
+  }
+
+ private:
+  [[gnu::always_inline]] void two_rows() {
+    const int64_t m = before.m + done, count = min(2, before.rows - done);
+    float* const c = before.c + done * kNR;
+    done += count;
+    if constexpr (requires { epilogue.two_rows(m, before.n0, c); })
+      if (count == 2 && before.n == kNR && epilogue.two_rows(m, before.n0, c)) return;
+    finish_rows<kNR>(epilogue, {m, m + count}, before.n0, before.n, c);
+  }
 };
 
 constexpr int64_t kBlockFloats = kTileRows * kNR;
@@ -201,6 +230,67 @@ inline Fetch group_of(const Weights& w, int64_t first, int64_t last) {
           min(panels_in_group(bytes), last - first)};
 }
 
+// Of a GEMM whose K is cut into parts: sums over the parts so far, in blocks as tiles store them.
+//
+//   [32 rows of C][panel][32 rows][32 columns]
+//
+// Accumulators start with them, but for fp32: there the small pairs of terms are added first, to
+// nothing larger, and the vector units add the parts.
+template <class Last>
+struct PartEpilogue {
+  const Last& last;  // of the sum over all parts
+  float* sums;
+  int64_t panels;
+  Precision precision;
+  bool is_first, is_last;
+
+  bool by_tiles() const { return terms_of(precision) < 3; }
+  float* block(int64_t m, int64_t n0) const {
+    return sums + (m / kTileRows * panels + n0 / kNR) * kBlockFloats;
+  }
+  // Where a block's accumulators come from, and where they go.
+  Result from(const Block& b) const { return {block(b.m, b.n0), kNR, by_tiles() && !is_first}; }
+  Block to(const Block& b) const {
+    if (is_last || !by_tiles()) return b;
+    return {b.m, 0, b.n0, 0, block(b.m, b.n0)};  // no rows for the epilogue
+  }
+
+  bool two_rows(int64_t m, int64_t n0, float* c) const {
+    if (!add_rows(m, 2, n0, c)) return true;
+    return last.two_rows(m, n0, c);
+  }
+  void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
+    if (add_rows(m, 1, n0, c)) last(m, n0, n, c);
+  }
+  void expect(int64_t m, int64_t n0) const {
+    if (is_last) last.expect(m, n0);
+    const float* const next = block(m, n0) + kBlockFloats + m % kTileRows * kNR;
+    if (!is_first)
+      for (int64_t i = 0; i < 2 * kNR; i += kLine) __builtin_prefetch(next + i, 0, 2);
+  }
+
+ private:
+  // Adds what the tile unit did not: to c for the last part, and else to the sums.
+  bool add_rows(int64_t m, int64_t count, int64_t n0, float* c) const {
+    if (by_tiles()) return true;
+    float* const sum = block(m, n0) + m % kTileRows * kNR;
+    for (int64_t i = 0; i < count * kNR; i += Vec::kLanes) {
+      const Vec v = Vec::load(c + i);
+      (is_first ? v : Vec::load(sum + i) + v).store((is_last ? c : sum) + i);
+    }
+    return is_last;
+  }
+};
+
+inline int64_t part_floats(int64_t M, int64_t N) {
+  return ceil_div(M, kTileRows) * ceil_div(N, kNR) * kBlockFloats;
+}
+template <class Last>
+PartEpilogue<Last> part_epilogue(const Last& last, Precision p, float* sums, int64_t N,
+                                 bool is_first, bool is_last) {
+  return {last, sums, ceil_div(N, kNR), p, is_first, is_last};
+}
+
 template <int terms, class Epilogue>
 void gemm_terms(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
                 const Epilogue& epilogue) {
@@ -209,7 +299,7 @@ void gemm_terms(const Left& A, Range rows, const Weights& w, Range panels, float
   const int64_t pitch = w.packed ? panel_bytes(w.pitch, terms) : bytes;
   const int64_t blocks = ceil_div(rows.end - rows.begin, kTileRows);
   char* const converted = reinterpret_cast<char*>(scratch + 2 * kBlockFloats);
-  Meanwhile<Epilogue> meanwhile{epilogue, tiles};
+  Meanwhile<Epilogue> meanwhile{epilogue, ceil_div(kTileRows / 2, max(tiles, 1))};
   float* c = scratch;
   for (int64_t first = panels.begin; first < panels.end; first += group) {
     const int64_t count = min(group, panels.end - first), last = first + count;
@@ -228,15 +318,16 @@ void gemm_terms(const Left& A, Range rows, const Weights& w, Range panels, float
       for (int64_t p = first; p < last; ++p) {
         const bool backwards = (w.first_row / kNR + p) % 2 != 0;
         const int64_t R = min(kTileRows, rows.end - m);
-        multiply_block<terms>(R, {A.block(m), b + (p - first) * pitch, tiles, backwards},
-                              {c, kNR, false}, meanwhile);
-        meanwhile.finish();
-        meanwhile.m = m;
-        meanwhile.rows = R;
-        meanwhile.done = meanwhile.step = 0;
-        meanwhile.n0 = p * kNR;
-        meanwhile.n = min(kNR, w.N - p * kNR);
-        meanwhile.c = c;
+        Block block{m, R, p * kNR, min(kNR, w.N - p * kNR), c};
+        Result from{c, kNR, false};
+        if constexpr (requires { epilogue.from(block); }) {  // a part of K
+          from = epilogue.from(block);
+          block = epilogue.to(block);
+        }
+        meanwhile.begin(block);
+        multiply_block<terms>(R, {A.block(m), b + (p - first) * pitch, tiles, backwards}, from,
+                              {block.c, kNR, false}, meanwhile);
+        meanwhile.end();
         c = c == scratch ? scratch + kBlockFloats : scratch;
       }
   }
@@ -260,7 +351,7 @@ inline void multiply_panel(const Left& a, int64_t R, const float* panel, Range s
   with_terms(a.terms, [&]<int terms>() {
     const char* const b =
         reinterpret_cast<const char*>(panel) + steps.begin / kSteps * terms * kPairBytes;
-    multiply_block<terms>(R, {a.data, b, tiles, false}, to, nothing);
+    multiply_block<terms>(R, {a.data, b, tiles, false}, to, to, nothing);
   });
 }
 

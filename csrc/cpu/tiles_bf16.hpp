@@ -24,6 +24,8 @@ constexpr int64_t kBlock = 256;  // steps: 16 KiB of W in L1
 using fma_tiles::gemm_scratch;
 using fma_tiles::group_rows;
 using fma_tiles::hidden_columns;
+using fma_tiles::part_epilogue;
+using fma_tiles::part_floats;
 using fma_tiles::row_dtype;
 // All in L2, as integers are.
 inline int64_t hidden_rows(int64_t F, Precision, int threads) {

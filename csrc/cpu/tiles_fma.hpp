@@ -25,6 +25,11 @@ inline int64_t hidden_rows(int64_t F, Precision, int threads) {
   return max(8 * kMR, rows_that_fill(int64_t{3} << 20, row_stride(max(F, 1)) * 4, kMR, threads));
 }
 inline int64_t hidden_columns(int64_t F) { return F; }  // the slabs of the GEMM cut the sum already
+inline int64_t part_floats(int64_t, int64_t) { return 0; }
+template <class Last>
+const Last& part_epilogue(const Last& last, Precision, float*, int64_t, bool, bool) {
+  return last;
+}
 
 // A (M, K): rows of floats by a stride, or its transpose, which is read as fast: the rows of a tile
 // are next to each other then, and each step is a stride from the one before.

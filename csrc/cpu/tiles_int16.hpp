@@ -86,6 +86,8 @@ constexpr int kVectors = kNR / Vec::kLanes;
 
 using fma_tiles::group_rows;
 using fma_tiles::hidden_columns;
+using fma_tiles::part_epilogue;
+using fma_tiles::part_floats;
 using fma_tiles::row_dtype;
 // All in L2, before and after they are settled: 1 % faster than 3 MiB.
 inline int64_t hidden_rows(int64_t F, Precision, int threads) {

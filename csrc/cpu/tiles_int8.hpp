@@ -42,6 +42,8 @@ inline DType row_dtype(Precision) { return DType::bf16; }  // as attention reads
 using fma_tiles::row_dtype;
 #endif
 using fma_tiles::group_rows;
+using fma_tiles::part_epilogue;
+using fma_tiles::part_floats;
 // All in L2, before and after they are settled: 2 (ViT-S) to 4 % (ViT-B) faster than 3 MiB.
 inline int64_t hidden_rows(int64_t F, Precision, int threads) {
   return fma_tiles::rows_that_fill(int64_t{1} << 20, round_up(max(F, 1), kLine) * 5, kTileRows,
