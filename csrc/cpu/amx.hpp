@@ -20,9 +20,8 @@ inline void tile_load(const void* from, int64_t stride = kTileStride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "n"(tile) : "memory");
 }
 template <int tile>  // past L1, for what is read once
-inline void tile_stream(const void* from) {
-  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(kTileStride), "n"(tile)
-               : "memory");
+inline void tile_stream(const void* from, int64_t stride = kTileStride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "n"(tile) : "memory");
 }
 template <int tile>
 inline void tile_store(void* to, int64_t stride) {

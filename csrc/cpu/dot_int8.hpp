@@ -48,8 +48,9 @@ struct Sums {
 
 constexpr int64_t kTileRows = 32;
 
-template <int rows>
-inline void multiply_tiles(const Tile& t, float* c) {
+// between() runs at each step: the vector units work while the tile unit does.
+template <int rows, class Between>
+inline void multiply_tiles(const Tile& t, float* c, Between& between) {
   constexpr int64_t kBytes = kNR * 4, kBelow = 16 * kNR;
   if (t.add) {
     tile_load<0>(c, kBytes), tile_load<1>(c + 16, kBytes);
@@ -61,32 +62,30 @@ inline void multiply_tiles(const Tile& t, float* c) {
   }
   Ahead ahead = t.ahead;
   for (int64_t k = 0; k < t.steps; k += kRowBytes) {
+    tile_load<6>(t.block + k * kNR, 4 * kNR), tile_load<7>(t.block + k * kNR + 64, 4 * kNR);
+    tile_stream<4>(t.a + k, t.a_stride);
+    if constexpr (rows == 2) tile_stream<5>(t.a + 16 * t.a_stride + k, t.a_stride);
+    tile_dot_bytes<0, 4, 6>(), tile_dot_bytes<1, 4, 7>();
+    if constexpr (rows == 2) tile_dot_bytes<2, 5, 6>(), tile_dot_bytes<3, 5, 7>();
     ahead.fetch();
-    tile_load<6>(t.block + k * kNR, 4 * kNR);
-    tile_load<4>(t.a + k, t.a_stride);
-    tile_dot_bytes<0, 4, 6>();
-    tile_load<7>(t.block + k * kNR + 64, 4 * kNR);
-    tile_dot_bytes<1, 4, 7>();
-    if constexpr (rows == 2) {
-      tile_load<5>(t.a + 16 * t.a_stride + k, t.a_stride);
-      tile_dot_bytes<2, 5, 6>(), tile_dot_bytes<3, 5, 7>();
-    }
+    between();
   }
   tile_store<0>(c, kBytes), tile_store<1>(c + 16, kBytes);
   if constexpr (rows == 2)
     tile_store<2>(c + kBelow, kBytes), tile_store<3>(c + kBelow + 16, kBytes);
 }
 
-// Whole tiles are read and written; A has the memory, c gets only its own rows.
-inline void multiply_rows(int64_t R, const Tile& t) {
-  alignas(64) float whole[kTileRows * kNR];
-  float* const c = R % 16 ? whole : t.c;
-  if (c == whole && t.add) memcpy(whole, t.c, R * kNR * sizeof(float));
+// Whole tiles are read and written; A has the memory, and c the rows of the last tile.
+template <class Between>
+inline void multiply_rows(int64_t R, const Tile& t, Between& between) {
   if (R > 16)
-    multiply_tiles<2>(t, c);
+    multiply_tiles<2>(t, t.c, between);
   else
-    multiply_tiles<1>(t, c);
-  if (c == whole) memcpy(t.c, whole, R * kNR * sizeof(float));
+    multiply_tiles<1>(t, t.c, between);
+}
+inline void multiply_rows(int64_t R, const Tile& t) {
+  const auto nothing = [] {};
+  multiply_rows(R, t, nothing);
 }
 constexpr int64_t kFetchSteps = kRowBytes;
 

@@ -24,7 +24,7 @@ struct Plain {
   }
 #if defined(VITKERN_AMX)
   // Columns k .. k + 32 of the rows m and m + 1.
-  void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
+  [[gnu::always_inline]] void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
     for (int64_t r = 0; r < 2; ++r) {
       void* const to = const_cast<void*>(at(m + r, k));
       if (dtype == DType::bf16) {
@@ -109,7 +109,7 @@ struct StoreEpilogue {
   [[gnu::always_inline]] bool two_rows(int64_t m, int64_t n0, const float* c) const {
     if (dropout.threshold || pre) return false;
     constexpr int64_t L = Vec::kLanes;
-    with_activation(activation, [&](const auto& activated) {
+    with_activation(activation, [&](const auto& activated) __attribute__((always_inline)) {
       const Vec low = bias ? Vec::load(bias + n0) : Vec::set(0);
       const Vec high = bias ? Vec::load(bias + n0 + L) : Vec::set(0);
       const Vec v[2][2] = {

@@ -116,7 +116,7 @@ inline Vec tanh(Vec x) {
 #if defined(__AVX512F__)
 
 // A function of t >= 0 that is constant from 6 on, by 32 quartics of equal width; NaN as from 6 on.
-inline Vec by_quartics(const float (&table)[5][32], Vec t) {
+[[gnu::always_inline]] inline Vec by_quartics(const float (&table)[5][32], Vec t) {
   const Vec place = lesser(t, Vec::set(5.99999f)) * Vec::set(32.0f / 6);
   const __m512i i = _mm512_cvttps_epi32(place.v);
   const Vec u = place - Vec{_mm512_cvtepi32_ps(i)};
@@ -133,7 +133,7 @@ inline Vec by_quartics(const float (&table)[5][32], Vec t) {
 
 // x Phi(x) = max(x, 0) - |x| Phi(-|x|): the second part from a table, error 3e-8. Half the
 // instructions of erf's. -inf gives NaN as PyTorch's formula does.
-inline Vec gelu(Vec x) {
+[[gnu::always_inline]] inline Vec gelu(Vec x) {
   alignas(64) static const float kTable[5][32] = {
 #include "gelu_table.inc"
   };
@@ -162,17 +162,21 @@ inline auto with_activation(Activation name, const Work& work) {
     case Activation::none:
       break;
     case Activation::gelu:
-      return work([](Vec x) { return gelu(x); });
+      return work([](Vec x) __attribute__((always_inline)) { return gelu(x); });
     case Activation::gelu_tanh:
-      return work([](Vec x) { return gelu_tanh(x); });
+      return work([](Vec x) __attribute__((always_inline)) { return gelu_tanh(x); });
     case Activation::quick_gelu:
-      return work([](Vec x) { return x / (Vec::set(1.0f) + exp(x * Vec::set(-1.702f))); });
+      return work([](Vec x) __attribute__((always_inline)) {
+        return x / (Vec::set(1.0f) + exp(x * Vec::set(-1.702f)));
+      });
     case Activation::silu:
-      return work([](Vec x) { return x / (Vec::set(1.0f) + exp(Vec::set(0) - x)); });
+      return work([](Vec x) __attribute__((always_inline)) {
+        return x / (Vec::set(1.0f) + exp(Vec::set(0) - x));
+      });
     case Activation::tanh:
-      return work([](Vec x) { return tanh(x); });
+      return work([](Vec x) __attribute__((always_inline)) { return tanh(x); });
   }
-  return work([](Vec x) { return x; });
+  return work([](Vec x) __attribute__((always_inline)) { return x; });
 }
 
 inline Vec activate(Activation name, Vec x) {

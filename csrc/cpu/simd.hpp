@@ -280,11 +280,11 @@ struct Vec {
 #endif
 
 // Element i onwards of an array whose type is known at run time: at most n of them count.
-inline Vec load_as(DType type, const void* p, int64_t i, int64_t n) {
+[[gnu::always_inline]] inline Vec load_as(DType type, const void* p, int64_t i, int64_t n) {
   if (type == DType::f32) return Vec::load(static_cast<const float*>(p) + i, n);
   return Vec::load(static_cast<const bf16*>(p) + i, n);
 }
-inline void store_as(DType type, void* p, int64_t i, Vec v, int64_t n) {
+[[gnu::always_inline]] inline void store_as(DType type, void* p, int64_t i, Vec v, int64_t n) {
   if (type == DType::f32)
     v.store(static_cast<float*>(p) + i, n);
   else

@@ -61,7 +61,7 @@ inline void split_pair(Vec a, Vec b, __m512i* out) {
 
 // Calls f<terms>() with the terms known to the compiler.
 template <class F>
-inline void with_terms(int terms, const F& f) {
+[[gnu::always_inline]] inline void with_terms(int terms, const F& f) {
   if (terms == 1)
     f.template operator()<1>();
   else if (terms == 2)
@@ -77,7 +77,8 @@ inline int64_t panel_bytes(int64_t K, int terms) {
 
 // Elements i .. i + 32 of an array as terms; those from i + n on are zero.
 template <int terms>
-inline void load_terms(DType type, const void* p, int64_t i, int64_t n, __m512i* out) {
+[[gnu::always_inline]] inline void load_terms(DType type, const void* p, int64_t i, int64_t n,
+                                              __m512i* out) {
   if (terms == 1 && type == DType::bf16) {
     const __mmask32 there = n >= 32 ? 0xffffffff : (1u << n) - 1;
     out[0] = _mm512_maskz_loadu_epi16(there, static_cast<const bf16*>(p) + i);
@@ -108,7 +109,7 @@ struct Left {
 
   const char* block(int64_t m) const { return data + m / kTileRows * panel_bytes(K, terms); }
   // Element (m, k) of the first term; the next terms follow, each after kPairBytes.
-  char* at(int64_t m, int64_t k) const {
+  [[gnu::always_inline]] char* at(int64_t m, int64_t k) const {
     return const_cast<char*>(block(m)) + k / kSteps * terms * kPairBytes + m / 16 % 2 * kTileBytes +
            m % 16 * kTileStride + k % kSteps * 2;
   }
@@ -116,7 +117,7 @@ struct Left {
   // Row m is written between open and close, at the address that open returns.
   float* open(int64_t, float* row) const { return row; }
   void close(int64_t m, const float* row, int64_t n) const {
-    with_terms(terms, [&]<int kTerms>() {
+    with_terms(terms, [&]<int kTerms>() __attribute__((always_inline)) {
       __m512i part[kTerms];
       for (int64_t k = 0; k < n; k += kSteps) {
         split_pair<kTerms>(Vec::load(row + k, n - k),
@@ -126,8 +127,8 @@ struct Left {
     });
   }
   // Row m, as the first of `from` is.
-  void copy(int64_t m, const Rows& from) const {
-    with_terms(terms, [&]<int kTerms>() {
+  [[gnu::always_inline]] void copy(int64_t m, const Rows& from) const {
+    with_terms(terms, [&]<int kTerms>() __attribute__((always_inline)) {
       __m512i part[kTerms];
       for (int64_t k = 0; k < K; k += kSteps) {
         load_terms<kTerms>(from.dtype, from.data, k, K - k, part);
@@ -140,8 +141,8 @@ struct Left {
     write(m, k, n < 16 ? v.keep_first(n, 0) : v, 0, n);
   }
   // Columns k .. k + 32 of the rows m and m + 1, m even.
-  void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
-    with_terms(terms, [&]<int kTerms>() {
+  [[gnu::always_inline]] void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
+    with_terms(terms, [&]<int kTerms>() __attribute__((always_inline)) {
       char* const to = at(m, k);
       __m512i part[kTerms];
       for (int64_t r = 0; r < 2; ++r) {
@@ -180,7 +181,7 @@ struct Left {
     const bool last = k + lane + n >= K;
     const __mmask16 mask =
         static_cast<__mmask16>((last ? 0xffff : Vec::first(lane + n)) & ~((1u << lane) - 1));
-    with_terms(terms, [&]<int kTerms>() {
+    with_terms(terms, [&]<int kTerms>() __attribute__((always_inline)) {
       Vec part[kTerms];
       split<kTerms>(x, part);
       for (int t = 0; t < kTerms; ++t) {

@@ -38,15 +38,18 @@ static_assert(kBlock % kRowBytes == 0);
 
 #if defined(VITKERN_AMX)
 inline DType row_dtype(Precision) { return DType::bf16; }  // as attention reads them
+inline int64_t group_rows(Precision) { return 384; }
+constexpr int64_t kHiddenBytes = int64_t{4} << 20;  // fewer rows would wait for the weights
 #else
-using fma_tiles::row_dtype;
-#endif
 using fma_tiles::group_rows;
+using fma_tiles::row_dtype;
+// All in L2, before and after they are settled: 2 (ViT-S) to 4 % (ViT-B) faster than 3 MiB.
+constexpr int64_t kHiddenBytes = int64_t{1} << 20;
+#endif
 using fma_tiles::part_epilogue;
 using fma_tiles::part_floats;
-// All in L2, before and after they are settled: 2 (ViT-S) to 4 % (ViT-B) faster than 3 MiB.
 inline int64_t hidden_rows(int64_t F, Precision, int threads) {
-  return fma_tiles::rows_that_fill(int64_t{1} << 20, round_up(max(F, 1), kLine) * 5, kTileRows,
+  return fma_tiles::rows_that_fill(kHiddenBytes, round_up(max(F, 1), kLine) * 5, kTileRows,
                                    threads);
 }
 inline int64_t hidden_columns(int64_t F) { return F; }  // a row has one scale
@@ -138,6 +141,12 @@ struct Left {
   void put(int64_t m, int64_t k, const float* from, int64_t n) const {
     memcpy(waiting(m) + k, from, n * sizeof(float));
   }
+#if defined(VITKERN_AMX)
+  void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
+    for (int64_t r = 0; r < 2; ++r)
+      for (int64_t i = 0; i < 2; ++i) v[r][i].store(waiting(m + r) + k + i * Vec::kLanes);
+  }
+#endif
   static constexpr bool kSettles = true;
   void settle(int64_t m) const { close(m, waiting(m), K); }
 };
@@ -203,6 +212,91 @@ inline void finish_row(const RowScale& a, const Columns& w, float* c) {
 #endif
 }
 
+#if defined(VITKERN_AMX)
+
+// Steps of W in L1 at a time: 24 KiB.
+constexpr int64_t kTileBlock = 768;
+
+// Rows of sums that are complete, and what makes floats of them; two at a step of the next tile.
+template <class Epilogue>
+struct PendingRows {
+  const Left& A;
+  const Epilogue& epilogue;
+  int64_t pairs = 0;  // at a step
+  Range rows = {0, 0};
+  int64_t n0 = 0, n = 0;
+  const Columns* columns = nullptr;
+  float* c = nullptr;
+
+  [[gnu::always_inline]] void operator()() {
+    for (int64_t i = 0; i < pairs && rows.begin < rows.end; ++i) two_rows();
+  }
+  void finish() {
+    while (rows.begin < rows.end) two_rows();
+  }
+
+ private:
+  [[gnu::always_inline]] void two_rows() {
+    const int64_t m = rows.begin, count = min(2, rows.end - m);
+    float* const row = c;
+    rows.begin += count;
+    c += count * kNR;
+    for (int64_t r = 0; r < count; ++r) finish_row(A.scale(m + r), *columns, row + r * kNR);
+    if constexpr (requires { epilogue.two_rows(m, n0, row); })
+      if (count == 2 && n == kNR && epilogue.two_rows(m, n0, row)) return;
+    finish_rows<kNR>(epilogue, {m, m + count}, n0, n, row);
+  }
+};
+
+// Rows [begin, end) of C for the panels [first, last), by one thread.
+//
+//   for each panel of 32 columns
+//     for each block of kTileBlock steps   in L1 for all rows; the next one is prefetched into L2
+//       for each tile of 32 rows             streamed past L1, sums in scratch between two blocks
+//
+// The rows of a finished tile go through the epilogue inside the next tile's loop.
+template <class Epilogue>
+void multiply_integers(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
+                       const Epilogue& epilogue) {
+  const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows), bytes = A.bytes;
+  const int64_t blocks = max(1, ceil_div(bytes, kTileBlock)), stride = panel_bytes(w.pitch);
+  const char* panel =
+      static_cast<const char*>(w.data) + (w.first_row / kNR + panels.begin) * stride;
+  PendingRows<Epilogue> pending{A, epilogue};
+  for (int64_t p = panels.begin; p < panels.end; ++p, panel += stride) {
+    float* const sums = scratch + p % 2 * tiles * kTileRows * kNR;
+    for (int64_t i = 0; i < blocks; ++i) {
+      const Range part = even_part(bytes / kRowBytes, i, blocks);
+      const int64_t k0 = part.begin * kRowBytes, steps = part.end - part.begin;
+      const char* const block = panel + k0 * kNR;
+      const char* const next = i + 1 < blocks ? block + steps * kRowBytes * kNR : panel + stride;
+      for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t m = t * kTileRows, R = min(kTileRows, M - m);
+        pending.pairs = ceil_div(kTileRows / 2, max(steps, 1));
+        multiply_rows(R,
+                      {.a = A.data + (rows.begin + m) * A.stride + k0,
+                       .a_stride = A.stride,
+                       .block = block,
+                       .steps = steps * kRowBytes,
+                       .c = sums + m * kNR,
+                       .add = i > 0,
+                       .ahead = Ahead::share(next, steps * kRowBytes * kNR, t, tiles, steps)},
+                      pending);
+        pending.finish();
+        if (i + 1 < blocks) continue;
+        pending.rows = {rows.begin + m, rows.begin + m + R};
+        pending.n0 = p * kNR;
+        pending.n = min(kNR, w.N - p * kNR);
+        pending.columns = reinterpret_cast<const Columns*>(panel + bytes * kNR);
+        pending.c = sums + m * kNR;
+      }
+    }
+  }
+  pending.finish();
+}
+
+#else
+
 struct Tiles {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
   static constexpr int64_t kUnit = kBlock;
@@ -225,7 +319,7 @@ struct Tiles {
       const char* const block = panel + (k0 - steps.begin) * kNR;
       const char* const next = k0 + kBlock < steps.end ? block + kBlock * kNR : after;
       for (int64_t t = 0; t < tiles; ++t) {
-        const Range tile = tile_of(M, t, tiles);
+        const Range tile = even_part(M, t, tiles);
         multiply_rows(tile.end - tile.begin,
                       {.a = start + tile.begin * stride + k0,
                        .a_stride = stride,
@@ -247,21 +341,21 @@ struct Tiles {
       for (int64_t m = rows.begin; m < rows.end; ++m, c += kNR) finish_row(A.scale(m), columns, c);
     };
   }
-
- private:
-  static Range tile_of(int64_t M, int64_t t, int64_t tiles) {
-#if defined(VITKERN_AMX)  // whole tiles cost the same
-    return tiles ? Range{t * kTileRows, min(M, (t + 1) * kTileRows)} : Range{};
-#else
-    return even_part(M, t, tiles);
-#endif
-  }
 };
+
+template <class Epilogue>
+void multiply_integers(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
+                       const Epilogue& epilogue) {
+  walk<Tiles>(A, rows, w, panels, scratch, epilogue);
+}
+
+#endif
 
 template <class Epilogue>
 void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
                const Epilogue& epilogue) {
-  if (w.precision == Precision::int8) return walk<Tiles>(A, rows, w, panels, scratch, epilogue);
+  if (w.precision == Precision::int8)
+    return multiply_integers(A, rows, w, panels, scratch, epilogue);
   const int64_t count = ceil_div(w.N, finer::kNR);
   const Range part{min(panels.begin * kFinerPanels, count), min(panels.end * kFinerPanels, count)};
   walk<finer::Tiles>(A.rest, rows, w, part, scratch, epilogue);
