@@ -135,7 +135,7 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "operator_isa",
       [](const std::string& isa, DType weight) {
-        return isa_name(operators_isa(operator_set(isa), weight));
+        return isa_name(operators_isa(operator_set(isa, weight), weight));
       },
       "The set whose operators multiply by weights of a dtype where this one is asked for.");
   m.def("arena_allocations", &arena_allocations,
@@ -164,25 +164,31 @@ PYBIND11_MODULE(_C, m) {
 #define VITKERN_BOUND(kernel, find)                                 \
   m.def(#kernel, [](const std::string& isa, const py::kwargs& kw) { \
     const auto args = from_keywords<kernel##_args>(kw);             \
-    const Isa chosen = find(isa);                                   \
+    const Isa chosen = find;                                        \
     const Unlocked unlocked;                                        \
     kernel(chosen, args);                                           \
   });
-#define VITKERN_OPERATOR(kernel) VITKERN_BOUND(kernel, operator_set)
+#define VITKERN_OPERATOR(kernel) VITKERN_BOUND(kernel, operator_set(isa, weight_of(args)))
 #define VITKERN_ENGINE(kernel)  // Engine's methods call it
-#define VITKERN_MEASUREMENT(kernel) VITKERN_BOUND(kernel, isa_named)
+#define VITKERN_MEASUREMENT(kernel) VITKERN_BOUND(kernel, engine_set(isa, args.precision))
 #include "cpu/kernels.inc"
 
   m.def(
       "engine_layout",
       [](const std::string& isa, Precision precision) {
-        return code_of(engine_layout(isa_named(isa), precision));
+        return code_of(engine_layout(engine_set(isa, precision), precision));
       },
       "Which panels an engine reads; equal ones are the same bit by bit.");
   m.def(
+      "engine_isa",
+      [](const std::string& isa, Precision precision) {
+        return isa_name(engine_isa(engine_set(isa, precision), precision));
+      },
+      "The set whose kernels an engine of this precision runs where this set is asked for.");
+  m.def(
       "operator_layout",
       [](const std::string& isa, DType weight) {
-        return code_of(operator_layout(operator_set(isa), weight));
+        return code_of(operator_layout(operator_set(isa, weight), weight));
       },
       "Which panels the operators read, by the dtype of the weight.");
 
@@ -229,7 +235,8 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Engine, EnginePtr>(
       m, "Engine", "A ViT's packed weights; forward() may run in several threads at once.")
       .def(py::init([](const std::string& isa, const py::kwargs& kw) {
-        return std::make_shared<Engine>(isa_named(isa), from_keywords<EngineConfig>(kw));
+        const auto config = from_keywords<EngineConfig>(kw);
+        return std::make_shared<Engine>(engine_set(isa, config.precision), config);
       }))
       .def(
           "set_matrix",

@@ -56,6 +56,14 @@ def operator_isa(isa: str, weight: torch.dtype = torch.float32) -> str:
     return _C.operator_isa(isa, DTYPES[weight])
 
 
+def engine_isa(precision: str, isa: str = "") -> str:
+    """The set whose kernels the engine of this precision runs, by default or where `isa` is named.
+
+    On a CPU with AMX fp32 is multiply-adds unless `amx` is asked for, here or by VITKERN_ISA.
+    """
+    return _C.engine_isa(isa, PRECISIONS[precision])
+
+
 def _matrices(isa: str, weights: tuple[Tensor, ...], save: bool = False) -> _Matrices:
     """Weight matrices as a kernel gets them: in panels where those are kept (packing.py).
 

@@ -150,15 +150,6 @@ const Kernels& operators_of(Isa isa, DType weight) {
   return *row_of(operators_isa(isa, weight)).kernels;
 }
 
-// Of what a kernel multiplies its rows by.
-template <class Args>
-DType weight_of(const Args& args) {
-  if constexpr (requires { args.w_dtype; })
-    return args.w_dtype;
-  else
-    return args.dtype;  // attention's
-}
-
 const Kernels& engine_of(Isa isa, Precision precision) {
   if (precision == Precision::int8) return *row_of(isa).int8;
   return *row_of(engine_isa(isa, precision)).kernels;
@@ -207,13 +198,20 @@ Isa isa_named(const std::string& name) {
   return Isa::portable;
 }
 
-Isa operator_set(const std::string& name) {
+Isa engine_set(const std::string& name, Precision precision) {
+  const Isa set = isa_named(name);
+  const bool named = !name.empty() || *forced_isa();
+  const bool by_tiles = set == Isa::amx && precision == Precision::fp32;
+  return by_tiles && !named && row_of(Isa::avx512).runs_here ? Isa::avx512 : set;
+}
+
+Isa operator_set(const std::string& name, DType weight) {
   const IsaRow& pairs = row_of(Isa::avx512_bf16);
   if (name.empty() && !*forced_isa() && pairs.runs_here && pairs.pays) {
     const Isa best = isa_named("");
     if (row_of(best).base == pairs.base) return pairs.isa;
   }
-  return isa_named(name);
+  return engine_set(name, weight == DType::f32 ? Precision::fp32 : Precision::bf16);
 }
 
 const char* isa_name(Isa isa) { return row_of(isa).name; }

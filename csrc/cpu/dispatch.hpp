@@ -19,13 +19,28 @@ std::vector<std::string> operator_isas();
 
 // "" is VITKERN_ISA or else the best that pays. Throws std::invalid_argument.
 Isa isa_named(const std::string& name);
+// The same for an engine. "" leaves fp32 to multiply-adds where the best set has tiles: six bf16
+// matmuls in tiles are up to 1.4 times as fast, and half as fast while a host lets its virtual
+// machines use the tile unit at a quarter of its rate, which was met for an hour at a time.
+Isa engine_set(const std::string& name, Precision precision);
 // The same for operators, which round their factors at every call: "" is a set that multiplies in
 // bf16 rather than in integers, which take more work to make, where both are as fast.
-Isa operator_set(const std::string& name);
+Isa operator_set(const std::string& name, DType weight);
 const char* isa_name(Isa isa);
 
 #define VITKERN_KERNEL(kernel) void kernel(Isa isa, const kernel##_args& args);
 #include "kernels.inc"
+
+// Of what an operator multiplies its rows by; fp32 where it multiplies by nothing.
+template <class Args>
+DType weight_of(const Args& args) {
+  if constexpr (requires { args.w_dtype; })
+    return args.w_dtype;
+  else if constexpr (requires { args.qkv; })
+    return args.dtype;
+  else
+    return DType::f32;
+}
 
 // Whose panels of weights a set's operators and its engine read.
 Isa operators_isa(Isa isa, DType weight);

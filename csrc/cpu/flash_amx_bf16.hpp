@@ -157,6 +157,7 @@ class Bf16Units {
       _mm512_store_si512(to, bf16_pair(first, second));
       to += amx_tiles::kPairBytes;
     };
+    expect_next_head(query);
     int64_t j = 0;
     for (; j + kColumns <= J; j += kColumns) {
       const Vec x = exponent(j), y = exponent(j + 16);
@@ -180,6 +181,15 @@ class Bf16Units {
     const bool safe =
         _mm512_cmp_ps_mask(top.v, _mm512_set1_ps(kSafeExponent), _CMP_LT_OQ) == 0xffff;
     unsafe(t) |= static_cast<uint32_t>(!safe) << r;
+  }
+
+  // The next head's columns stand beside this one's, a row of qkv apart from each other: nothing
+  // but this fetches them.
+  void expect_next_head(int64_t i) const {
+    const Rows* const parts[] = {&h_.q, &h_.k, &h_.v};
+    for (const Rows* const part : parts)
+      for (int64_t e = 0; e < h_.E; e += 2 * kLine)
+        __builtin_prefetch(offset(part->dtype, part->data, i * part->stride + h_.E + e), 0, 2);
   }
 
   void finish(int64_t t) const {

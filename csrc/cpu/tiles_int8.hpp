@@ -15,8 +15,8 @@
 //           [32 sums of a column]
 //
 // A weight that comes as floats (patch embedding, head) and the rows that it is multiplied with are
-// not rounded to 8 bits: int16_tiles where there are any, a hundredth of a forward faster than
-// fma_tiles.
+// not rounded to 8 bits: bf16 tiles or int16_tiles where there are any, two hundredths of a forward
+// faster than fma_tiles.
 //
 // A row of A with NaN or infinity has the scale NaN, and so has its row of C. A row of W that is
 // not finite comes with the scale NaN.
@@ -26,11 +26,23 @@
 namespace {
 namespace int8_tiles {
 
-#if defined(VITKERN_INT16)
-namespace finer = int16_tiles;  // for weights that come as floats
+// For weights that come as floats.
+#if defined(VITKERN_AMX)
+namespace finer = amx_tiles;
+constexpr Precision kFiner = Precision::bf16;
+#elif defined(VITKERN_INT16)
+namespace finer = int16_tiles;
+constexpr Precision kFiner = Precision::bf16;
 #else
 namespace finer = fma_tiles;
+constexpr Precision kFiner = Precision::fp32;
 #endif
+
+inline Weights as_finer(Weights w) {
+  w.precision = kFiner;
+  w.next = nullptr;  // integers
+  return w;
+}
 
 constexpr int64_t kMaxRows = 384;  // of A's part: 288 KiB of a 512 KiB L2
 constexpr int64_t kBlock = 384;    // steps: 12 KiB of W in L1
@@ -54,7 +66,9 @@ inline int64_t hidden_rows(int64_t F, Precision, int threads) {
 }
 inline int64_t hidden_columns(int64_t F) { return F; }  // a row has one scale
 
-inline int64_t gemm_scratch(int64_t M, int64_t, Precision) { return kGroup * kNR * (kSlab + M); }
+inline int64_t gemm_scratch(int64_t M, int64_t K, Precision) {
+  return max(kGroup * kNR * (kSlab + M), finer::gemm_scratch(M, K, kFiner));
+}
 
 // The nearest integers of v, which are in 0 .. 255, lane by lane.
 inline void store_bytes(Vec v, uint8_t* out) {
@@ -116,12 +130,12 @@ struct Left {
   static Left at(float* memory, int64_t K, Precision p) {
     const int64_t bytes = round_up(K, kRowBytes);
     const int64_t stride = row_stride((bytes + kRowBytes) / 4 + round_up(K, kLine)) * 4;
-    return {reinterpret_cast<char*>(memory), K, bytes, stride, p != Precision::int8,
-            finer::Left::at(memory, K, p)};
+    return {reinterpret_cast<char*>(memory),   K, bytes, stride, p != Precision::int8,
+            finer::Left::at(memory, K, kFiner)};
   }
   static int64_t floats(int64_t M, int64_t K, Precision p) {
     constexpr int64_t kBeyond = 31;  // rows that AMX's last tile loads, and nobody uses
-    return max((M + kBeyond) * at(nullptr, K, p).stride / 4, finer::Left::floats(M, K, p));
+    return max((M + kBeyond) * at(nullptr, K, p).stride / 4, finer::Left::floats(M, K, kFiner));
   }
   RowScale& scale(int64_t m) const {
     return *reinterpret_cast<RowScale*>(data + m * stride + bytes);
@@ -160,7 +174,7 @@ inline int64_t panel_bytes(int64_t K) {
   return round_up(K, kRowBytes) * kNR + static_cast<int64_t>(sizeof(Columns));
 }
 inline int64_t packed_bytes(int64_t N, int64_t K, Precision p) {
-  if (p != Precision::int8) return finer::packed_bytes(round_up(N, kNR), K, p);
+  if (p != Precision::int8) return finer::packed_bytes(round_up(N, kNR), K, kFiner);
   return ceil_div(N, kNR) * panel_bytes(K);
 }
 
@@ -172,7 +186,7 @@ constexpr int64_t kFinerPanels = kNR / finer::kNR;
 inline void pack_panel(const Weights& w, int64_t panel, void* panels) {
   if (w.precision != Precision::int8) {
     for (int64_t p = panel * kFinerPanels; p < (panel + 1) * kFinerPanels; ++p)
-      finer::pack_panel(w, p, panels);
+      finer::pack_panel(as_finer(w), p, panels);
     return;
   }
   char* const to = static_cast<char*>(panels) + panel * panel_bytes(w.K);
@@ -358,7 +372,7 @@ void gemm_part(const Left& A, Range rows, const Weights& w, Range panels, float*
     return multiply_integers(A, rows, w, panels, scratch, epilogue);
   const int64_t count = ceil_div(w.N, finer::kNR);
   const Range part{min(panels.begin * kFinerPanels, count), min(panels.end * kFinerPanels, count)};
-  walk<finer::Tiles>(A.rest, rows, w, part, scratch, epilogue);
+  finer::gemm_part(A.rest, rows, as_finer(w), part, scratch, epilogue);
 }
 
 }  // namespace int8_tiles

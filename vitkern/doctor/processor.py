@@ -135,7 +135,9 @@ def precisions(chosen: str | None, seconds: float) -> dict[str, dict[str, Any]]:
 
     kinds = {"amx": "amx", "vnni": "integers", "int16": "integers", "bf16": "pairs"}
     kind = next((kind for part, kind in kinds.items() if part in (chosen or "")), "floats")
-    how = _MULTIPLIES[kind]
+    how = dict(_MULTIPLIES[kind])
+    if kind == "amx" and cpu.engine_isa("fp32") != "amx":
+        how["fp32"] = _MULTIPLIES["floats"]["fp32"]
     found: dict[str, dict[str, Any]] = {
         name: {"how": how[name], "gflops": None} for name in cpu.PRECISIONS
     }

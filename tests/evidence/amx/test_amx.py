@@ -82,7 +82,7 @@ model = ViT("Ti/16", image_size=64, depth=2).eval()
 image = torch.randn(1, 3, 64, 64)
 print(cpu.isa())
 for precision in ("bf16", "tf32", "fp32"):
-    engine = CpuEngine(model, precision)
+    engine = CpuEngine(model, precision, isa="amx")
     before = count()
     engine.logits(image)
     print(count() - before)
@@ -99,10 +99,27 @@ import ctypes, torch
 from vitkern import cpu
 count = ctypes.CDLL(None).vitkern_amx_emulated
 count.restype = ctypes.c_ulonglong
-print(cpu.calibrate("fp32", seconds=0.02), cpu.calibrate("bf16", seconds=0.02), count())
+rates = [cpu.calibrate(p, seconds=0.02, isa="amx") for p in ("fp32", "bf16")]
+print(*rates, count())
 """
     fp32, bf16, instructions = map(float, on_tiles("-c", code).split())
     assert 2 < bf16 / fp32 < 18 and instructions > 1000
+
+
+def test_fp32_is_left_to_multiply_adds_unless_tiles_are_named(on_tiles):
+    """A host may hold the tile unit back, and what a machine computes must not depend on that."""
+    code = """
+import torch
+from vitkern import ViT, cpu
+from vitkern.engines.cpu import CpuEngine
+model = ViT("Ti/16", image_size=32, depth=1).eval()
+found = [CpuEngine(model, precision).isa for precision in cpu.PRECISIONS]
+assert found == [cpu.engine_isa(precision) for precision in cpu.PRECISIONS], found
+print(*found, cpu.operator_isa("", torch.float32), CpuEngine(model, "fp32", isa="amx").isa)
+"""
+    plain = on_tiles("-c", code, VITKERN_ISA="").split()
+    assert plain == ["avx512", "amx", "amx", "amx", "avx512", "amx"]
+    assert on_tiles("-c", code, VITKERN_ISA="amx").split() == ["amx"] * 6
 
 
 SHARING = """
