@@ -40,34 +40,42 @@ class Bf16Units {
         first_key_(keys.begin),
         n_(keys.end - keys.begin),
         blocks_(max(1, ceil_div(n_, kKeys))),
-        units_(ceil_div(queries.end - queries.begin, kQueries) * blocks_),
-        panels_(ceil_div(h.E, kColumns)) {}
+        tiles_(ceil_div(queries.end - queries.begin, kQueries)) {}
 
   void run() {
-    if (!units_) return;
-    take_queries(0);
-    for (int64_t j = 0; j < groups(0); ++j) multiply_keys(0, j);
-    for (int64_t u = 0; u <= units_; ++u) {
-      const bool before = u > 0, after = u + 1 < units_;
-      if (after && (u + 1) % blocks_ == 0) take_queries((u + 1) / blocks_);
-      const int64_t values = before ? panels_ * groups(u - 1) : 0;
-      const int64_t steps = values + (after ? groups(u + 1) : 0);
-      const int64_t rows = u < units_ ? tile(u / blocks_).end - tile(u / blocks_).begin : 0;
-      int64_t step = 0;
+    if (!tiles_) return;
+    Unit before{}, now{}, after = unit(0, 0);
+    take_queries(after);
+    for (int64_t j = 0; j < after.groups; ++j) multiply_keys(after, j);
+    const int64_t units = tiles_ * blocks_, panels = ceil_div(h_.E, kColumns);
+    for (int64_t u = 0, tile = 0, block = 0; u <= units; ++u) {
+      before = now;
+      now = after;
+      if (++block == blocks_) block = 0, ++tile;
+      after = u + 1 < units ? unit(tile, block) : Unit{};
+      if (after.rows && block == 0) take_queries(after);
+      // The tile unit's steps: values of the unit before, then keys of the unit after.
+      const int64_t steps = panels * before.groups + after.groups;
+      int64_t step = 0, panel = 0, group = 0;
       const auto until = [&](int64_t end) {
-        for (; step < end; ++step)
-          step < values ? multiply_values(u - 1, step) : multiply_keys(u + 1, step - values);
+        for (; step < end; ++step) {
+          if (panel < panels && before.rows)
+            multiply_values(before, panel, group);
+          else
+            multiply_keys(after, group);
+          if (++group == before.groups && panel < panels) group = 0, ++panel;
+        }
       };
-      for (int64_t r = 0; r < rows; ++r) {
-        until(steps * (r + 1) / rows);
-        make_weights(u, r);
+      for (int64_t r = 0; r < now.rows; ++r) {
+        until(steps * (r + 1) / now.rows);
+        make_weights(now, r);
       }
       until(steps);
-      if (before && u % blocks_ == 0) finish(u / blocks_ - 1);
+      if (before.rows && before.is_last) finish(before);
     }
   }
 
-  int64_t tiles() const { return units_ / blocks_; }
+  int64_t tiles() const { return tiles_; }
   Range tile(int64_t t) const {
     const Range some = amx_tiles::query_tile(queries_.end - queries_.begin, t);
     return {queries_.begin + some.begin, queries_.begin + some.end};
@@ -78,73 +86,73 @@ class Bf16Units {
   }
 
  private:
-  bool both_halves(int64_t u) const {
-    const Range some = tile(u / blocks_);
-    return some.end - some.begin > kQueries / 2;
-  }
-  // The keys of unit u, from the first of all.
-  Range block(int64_t u) const {
-    const int64_t i = u % blocks_;
-    return {i * kKeys, min(n_, (i + 1) * kKeys)};
-  }
-  int64_t groups(int64_t u) const {  // of kColumns keys
-    const Range keys = block(u);
-    return ceil_div(keys.end - keys.begin, kColumns);
-  }
+  struct Unit {
+    int64_t tile, first, rows;  // queries; none: there is no such unit
+    int64_t key, keys, groups;  // from the first of all; of kColumns
+    bool is_first, is_last;     // of the tile's
+    HeadLeft q;
+    float* s;  // (kQueries, kKeys), rows by kScoreStride
+    char* p;   // the same in tile order
+  };
 
-  HeadLeft q(int64_t t) const {
-    return HeadLeft::at(scratch_ + at_.q + t % 2 * at_.q_floats, h_.E, h_.precision);
-  }
-  float* s(int64_t u) const { return scratch_ + at_.s + u % 2 * at_.s_floats; }
-  char* p(int64_t u) const {
-    return reinterpret_cast<char*>(scratch_ + at_.p + u % 2 * at_.p_floats);
-  }
-  float* o() const { return scratch_ + at_.o; }
-
-  void take_queries(int64_t t) const {
+  Unit unit(int64_t t, int64_t block) const {
     const Range some = tile(t);
-    const HeadLeft to = q(t);
-    unsafe(t) = 0;
-    for (int64_t i = some.begin; i < some.end; ++i) to.copy(i - some.begin, h_.q.from(i));
+    const int64_t key = block * kKeys, keys = min(n_ - key, kKeys), odd = (t * blocks_ + block) % 2;
+    return {.tile = t,
+            .first = some.begin,
+            .rows = some.end - some.begin,
+            .key = key,
+            .keys = keys,
+            .groups = ceil_div(keys, kColumns),
+            .is_first = block == 0,
+            .is_last = block + 1 == blocks_,
+            .q = HeadLeft::at(scratch_ + at_.q + t % 2 * at_.q_floats, h_.E, h_.precision),
+            .s = scratch_ + at_.s + odd * at_.s_floats,
+            .p = reinterpret_cast<char*>(scratch_ + at_.p + odd * at_.p_floats)};
+  }
+
+  void take_queries(const Unit& u) const {
+    unsafe(u.tile) = 0;
+    for (int64_t r = 0; r < u.rows; ++r) u.q.copy(r, h_.q.from(u.first + r));
   }
 
   // Scores of 32 keys: s (32, 32) = q k^T.
-  void multiply_keys(int64_t u, int64_t group) const {
-    const char* const a = q(u / blocks_).data;
-    const float* const panels = scratch_ + at_.k;
-    const char* const b =
-        reinterpret_cast<const char*>(panels + (block(u).begin / kColumns + group) * at_.k_panel);
+  void multiply_keys(const Unit& u, int64_t group) const {
+    const float* const panel = scratch_ + at_.k + (u.key / kColumns + group) * at_.k_panel;
+    const Result to{u.s + group * kColumns, kScoreStride, false};
     const auto nothing = [] {};
-    const Result to{s(u) + group * kColumns, kScoreStride, false};
-    amx_tiles::multiply_block<1>(both_halves(u) ? kQueries : kQueries / 2,
-                                 {a, b, ceil_div(h_.E, amx_tiles::kSteps), false}, to, to, nothing);
+    amx_tiles::multiply_block<1>(
+        u.rows,
+        {u.q.data, reinterpret_cast<const char*>(panel), ceil_div(h_.E, amx_tiles::kSteps), false},
+        to, to, nothing);
   }
 
   // What 32 keys add to o (32, 32): its accumulators stay in their tiles until the last of them.
-  void multiply_values(int64_t u, int64_t step) const {
-    const int64_t count = groups(u), panel = step / count, group = step % count;
-    const bool two = both_halves(u);
-    const float* const panels = scratch_ + at_.v;
-    const char* const b = reinterpret_cast<const char*>(panels + panel * at_.v_panel) +
-                          (block(u).begin / kColumns + group) * amx_tiles::kPairBytes;
-    const char* const a = p(u) + group * amx_tiles::kPairBytes;
-    float* const to = o() + panel * kColumns;
-    const Result result{to, at_.o_stride, u % blocks_ > 0};
-    if (group == 0) two ? amx_tiles::begin_tiles<2>(result) : amx_tiles::begin_tiles<1>(result);
-    two ? amx_tiles::multiply_step<2, 1>(a, b) : amx_tiles::multiply_step<1, 1>(a, b);
-    if (group + 1 == count)
-      two ? amx_tiles::store_tiles<2>(result) : amx_tiles::store_tiles<1>(result);
+  void multiply_values(const Unit& u, int64_t panel, int64_t group) const {
+    if (u.rows > kQueries / 2)
+      multiply_values<2>(u, panel, group);
+    else
+      multiply_values<1>(u, panel, group);
+  }
+  template <int rows>
+  void multiply_values(const Unit& u, int64_t panel, int64_t group) const {
+    const Result o{scratch_ + at_.o + panel * kColumns, at_.o_stride, !u.is_first};
+    const float* const values = scratch_ + at_.v + panel * at_.v_panel;
+    if (group == 0) amx_tiles::begin_tiles<rows>(o);
+    amx_tiles::multiply_step<rows, 1>(
+        u.p + group * amx_tiles::kPairBytes,
+        reinterpret_cast<const char*>(values) + (u.key / kColumns + group) * amx_tiles::kPairBytes);
+    if (group + 1 == u.groups) amx_tiles::store_tiles<rows>(o);
   }
 
   // Row r of unit u: scores to weights, in bf16 and in the order of tiles.
-  void make_weights(int64_t u, int64_t r) {
+  void make_weights(const Unit& u, int64_t r) {
     constexpr float kLog2e = 1.44269504f;
-    const Range keys = block(u);
-    const int64_t J = keys.end - keys.begin, query = tile(u / blocks_).begin + r;
-    const float* const row = s(u) + r * kScoreStride;
-    char* to = p(u) + r / 16 * kTileBytes + r % 16 * kTileStride;
+    const int64_t J = u.keys, query = u.first + r;
+    const float* const row = u.s + r * kScoreStride;
+    char* to = u.p + r / 16 * kTileBytes + r % 16 * kTileStride;
     const float* const bias =
-        h_.bias ? h_.bias + query * h_.bias_stride + first_key_ + keys.begin : nullptr;
+        h_.bias ? h_.bias + query * h_.bias_stride + first_key_ + u.key : nullptr;
     const Vec factor = Vec::set(h_.scale * kLog2e);
     Vec top = Vec::set(0), sum[2] = {Vec::set(0), Vec::set(0)};
     const auto exponent = [&](int64_t j) {
@@ -157,7 +165,7 @@ class Bf16Units {
       _mm512_store_si512(to, bf16_pair(first, second));
       to += amx_tiles::kPairBytes;
     };
-    expect_next_head(query);
+    if (u.is_last) expect_next_head(query);
     int64_t j = 0;
     for (; j + kColumns <= J; j += kColumns) {
       const Vec x = exponent(j), y = exponent(j + 16);
@@ -175,12 +183,11 @@ class Bf16Units {
       }
       store(first, second);
     }
-    const int64_t t = u / blocks_;
-    float& l = l_[t % 2][r];
-    l = (u % blocks_ == 0 ? 0 : l) + (sum[0] + sum[1]).sum();
+    float& l = l_[u.tile % 2][r];
+    l = (u.is_first ? 0 : l) + (sum[0] + sum[1]).sum();
     const bool safe =
         _mm512_cmp_ps_mask(top.v, _mm512_set1_ps(kSafeExponent), _CMP_LT_OQ) == 0xffff;
-    unsafe(t) |= static_cast<uint32_t>(!safe) << r;
+    unsafe(u.tile) |= static_cast<uint32_t>(!safe) << r;
   }
 
   // The next head's columns stand beside this one's, a row of qkv apart from each other: nothing
@@ -192,18 +199,16 @@ class Bf16Units {
         __builtin_prefetch(offset(part->dtype, part->data, i * part->stride + h_.E + e), 0, 2);
   }
 
-  void finish(int64_t t) const {
-    const Range some = tile(t);
-    for (int64_t i = some.begin; i < some.end; ++i) {
-      const int64_t r = i - some.begin;
-      if (unsafe(t) >> r & 1) continue;
-      float* const row = o() + r * at_.o_stride;
-      const float l = l_[t % 2][r];
+  void finish(const Unit& u) const {
+    for (int64_t r = 0; r < u.rows; ++r) {
+      if (unsafe(u.tile) >> r & 1) continue;
+      float* const row = scratch_ + at_.o + r * at_.o_stride;
+      const float l = l_[u.tile % 2][r];
       const Vec inverse = Vec::set(1 / l);
       for (int64_t e = 0; e < at_.o_stride; e += Vec::kLanes)
         (Vec::load(row + e) * inverse).store(row + e);
-      out_(i, row);
-      if (h_.lse) h_.lse[i] = logf(l);
+      out_(u.first + r, row);
+      if (h_.lse) h_.lse[u.first + r] = logf(l);
     }
   }
 
@@ -213,7 +218,7 @@ class Bf16Units {
   float* const scratch_;
   const Out& out_;
   const Range queries_;
-  const int64_t first_key_, n_, blocks_, units_, panels_;
+  const int64_t first_key_, n_, blocks_, tiles_;
   float l_[2][kQueries];  // sums of weights: a tile is finished after the next one has begun
 };
 

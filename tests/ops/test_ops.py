@@ -205,7 +205,7 @@ def test_masked_keys_and_rows(isa):
 @pytest.mark.parametrize("dtype", (FP32, BF16), ids=("float32", "bfloat16"))
 @pytest.mark.parametrize("isa", ISAS)
 def test_scores_of_any_size(isa, dtype):
-    """Some queries' scores are in the hundreds: their rows are right, and others keep their bits."""
+    """Some queries' scores are in the hundreds: those rows are right, others keep their bits."""
     spec = REGISTRY["attention"]
     tame = spec.make_inputs({"B": 1, "S": 300, "H": 2, "E": 24}, dtype)
     wild = {**tame, "qkv": tame["qkv"].clone()}
