@@ -252,8 +252,11 @@ struct PartEpilogue {
   }
 
   [[gnu::always_inline]] bool two_rows(int64_t m, int64_t n0, float* c) const {
-    if (!add_rows(m, 2, n0, c)) return true;
-    return last.two_rows(m, n0, c);
+    if (add_rows(m, 2, n0, c) && !last.two_rows(m, n0, c)) {  // c has the sums: not once more
+      last(m, n0, kNR, c);
+      last(m + 1, n0, kNR, c + kNR);
+    }
+    return true;
   }
   void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
     if (add_rows(m, 1, n0, c)) last(m, n0, n, c);

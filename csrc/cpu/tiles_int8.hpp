@@ -15,8 +15,8 @@
 //           [32 sums of a column]
 //
 // A weight that comes as floats (patch embedding, head) and the rows that it is multiplied with are
-// not rounded to 8 bits: bf16 tiles or int16_tiles where there are any, two hundredths of a forward
-// faster than fma_tiles.
+// not rounded to 8 bits: tiles of two bf16 terms or int16_tiles where there are any, two hundredths
+// of a forward faster than fma_tiles.
 //
 // A row of A with NaN or infinity has the scale NaN, and so has its row of C. A row of W that is
 // not finite comes with the scale NaN.
@@ -29,7 +29,7 @@ namespace int8_tiles {
 // For weights that come as floats.
 #if defined(VITKERN_AMX)
 namespace finer = amx_tiles;
-constexpr Precision kFiner = Precision::bf16;
+constexpr Precision kFiner = Precision::tf32;
 #elif defined(VITKERN_INT16)
 namespace finer = int16_tiles;
 constexpr Precision kFiner = Precision::bf16;
