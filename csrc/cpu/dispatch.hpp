@@ -20,8 +20,9 @@ std::vector<std::string> operator_isas();
 // "" is VITKERN_ISA or else the best that pays. Throws std::invalid_argument.
 Isa isa_named(const std::string& name);
 // The same for an engine. "" leaves fp32 to multiply-adds where the best set has tiles: six bf16
-// matmuls in tiles are up to 1.4 times as fast, and half as fast while a host lets its virtual
-// machines use the tile unit at a quarter of its rate, which was met for an hour at a time.
+// matmuls in tiles take twice as long while a host lets its virtual machines use the tile unit at a
+// quarter of its rate, which was met for an hour at a time. At the full rate they should be 1.4
+// times as fast: an estimate.
 Isa engine_set(const std::string& name, Precision precision);
 // The same for operators, which round their factors at every call: "" is a set that multiplies in
 // bf16 rather than in integers, which take more work to make, where both are as fast.
