@@ -13,7 +13,7 @@
 #pragma once
 #include "tiles_fma.hpp"
 #if defined(VITKERN_AMX)
-#include "amx.hpp"
+#include "tiles_amx.hpp"
 #endif
 
 namespace {
@@ -50,16 +50,9 @@ constexpr int64_t kTileRows = 32;
 
 // between() runs at each step: the vector units work while the tile unit does.
 template <int rows, class Between>
-inline void multiply_tiles(const Tile& t, float* c, Between& between) {
-  constexpr int64_t kBytes = kNR * 4, kBelow = 16 * kNR;
-  if (t.add) {
-    tile_load<0>(c, kBytes), tile_load<1>(c + 16, kBytes);
-    if constexpr (rows == 2)
-      tile_load<2>(c + kBelow, kBytes), tile_load<3>(c + kBelow + 16, kBytes);
-  } else {
-    tile_zero<0>(), tile_zero<1>();
-    if constexpr (rows == 2) tile_zero<2>(), tile_zero<3>();
-  }
+inline void multiply_tiles(const Tile& t, Between& between) {
+  const Result sums{t.c, kNR, t.add};
+  amx_tiles::begin_tiles<rows>(sums);
   Ahead ahead = t.ahead;
   for (int64_t k = 0; k < t.steps; k += kRowBytes) {
     tile_load<6>(t.block + k * kNR, 4 * kNR), tile_load<7>(t.block + k * kNR + 64, 4 * kNR);
@@ -70,18 +63,16 @@ inline void multiply_tiles(const Tile& t, float* c, Between& between) {
     ahead.fetch();
     between();
   }
-  tile_store<0>(c, kBytes), tile_store<1>(c + 16, kBytes);
-  if constexpr (rows == 2)
-    tile_store<2>(c + kBelow, kBytes), tile_store<3>(c + kBelow + 16, kBytes);
+  amx_tiles::store_tiles<rows>(sums);
 }
 
 // Whole tiles are read and written; A has the memory, and c the rows of the last tile.
 template <class Between>
 inline void multiply_rows(int64_t R, const Tile& t, Between& between) {
   if (R > 16)
-    multiply_tiles<2>(t, t.c, between);
+    multiply_tiles<2>(t, between);
   else
-    multiply_tiles<1>(t, t.c, between);
+    multiply_tiles<1>(t, between);
 }
 inline void multiply_rows(int64_t R, const Tile& t) {
   const auto nothing = [] {};
