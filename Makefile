@@ -56,7 +56,7 @@ bench-cpu: $(VENV)/peers ## vitkern, PyTorch, torch.compile, ONNX Runtime and Op
 bench-training: $(VENV)/ready ## training steps, memory and loss beside eager PyTorch and torch.compile: 10 minutes
 	$(PY) -m benchmarks.training $(ARGS)
 
-bench-amx: ## the same on a CPU with AMX, in 10 minutes
+bench-amx: ## the same on a CPU with AMX, 10 minutes at a time: again for the rest
 	@grep -qsw amx_tile /proc/cpuinfo || \
 	  { echo "bench-amx: this CPU has no AMX; make bench-cpu measures the class that it has" >&2; exit 1; }
 	@$(AGAIN) PYTHON="$(PYTHON)" bench-cpu ARGS="--class amx --minutes 10 $(ARGS)"
