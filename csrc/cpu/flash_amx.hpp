@@ -14,6 +14,7 @@ namespace {
 using HeadLeft = amx_tiles::Left;
 constexpr int64_t kQueries = amx_tiles::kTileRows;  // in a tile
 constexpr int64_t kQueryGrain = kQueries / 2;       // half a tile takes half the time
+constexpr int64_t kUnitQueries = kQueryGrain;       // of flash_amx_bf16.hpp
 constexpr int64_t kColumns = amx_tiles::kNR;        // of a panel: keys, or columns of the values
 constexpr int64_t kKeys = 8 * kColumns;
 constexpr int64_t kScoreStride = kKeys + kLine;  // rows of scores in different sets of L1
@@ -39,9 +40,10 @@ struct FlashScratch {
     q = v + round_up(ceil_div(E, kColumns) * v_panel, kLine);
     s = q + 2 * q_floats;
     p = s + 2 * s_floats;
-    o = p + 2 * p_floats;
+    // Of weights in bf16 at most those of all keys and 16 queries, and a few more.
+    o = p + max(2 * p_floats, (ceil_div(n, kColumns) + 4) * kTileBytes / 4);
     unsafe = o + kQueries * o_stride;
-    total = unsafe + round_up(ceil_div(n, kQueries) + 1, kLine);
+    total = unsafe + round_up(ceil_div(n, kUnitQueries) + 1, kLine);
   }
 };
 
