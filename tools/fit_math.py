@@ -3,6 +3,7 @@
     python tools/fit_math.py
     python tools/fit_math.py gelu > csrc/cpu/gelu_table.inc
     python tools/fit_math.py gelu_slope > csrc/cpu/gelu_slope_table.inc
+    python tools/fit_math.py gelu_short > csrc/cpu/gelu_short_table.inc
 
 Each is a weighted least-squares fit whose weights are raised where the error is largest (Lawson's
 iteration), which ends close to the minimax polynomial. Coefficients come lowest power first,
@@ -49,11 +50,30 @@ def quartics(name, target) -> None:
     table = np.array([row.coef for row in rows])
     table[0, 0] = target(0.0) + 0.0  # exactly; a fit has 2e-9
     print(f"// {name}, t in [0, 6): coefficients of u^0 .. u^4 on 32 intervals (fit_math.py)")
-    for power in range(5):
+    show_table(table)
+
+
+def show_table(table) -> None:
+    """Rows of 32 intervals, one for each power."""
+    for coefficients in table.T:
         print("{")
-        for four in table[:, power].reshape(8, 4):
+        for four in coefficients.reshape(8, 4):
             print("    " + ", ".join(f"{float(np.float32(c))!r}f" for c in four) + ",")
         print("},")
+
+
+def gelu_short() -> None:
+    """t / 2 - t Phi(-t): a parabola of t within half a step of each of 31 places, then t / 2."""
+    step = 4.6 / 30.5
+    table = [(0, 0, 0)] * 31 + [(0, 0.5, 0)]
+    for i in range(31):
+        begin, end = max(0, i - 0.5) * step, (i + 0.5) * step
+        t = begin + (NODES + 1) / 2 * (end - begin)
+        powers = range(0 if i else 1, 3)  # nothing at 0, exactly
+        _, c = fit(t, powers, t / 2 - t * tail(t), 1)
+        table[i] = (*[0] * (3 - len(c)), *c)
+    print("// t / 2 - t Phi(-t): coefficients of t^0 .. t^2 nearest to i * 4.6 / 30.5 (fit_math.py)")
+    show_table(np.array(table))
 
 
 def tail(t):
@@ -64,6 +84,8 @@ def tail(t):
 def main() -> None:
     if sys.argv[1:] == ["gelu"]:
         return quartics("-t Phi(-t)", lambda t: -t * tail(t))
+    if sys.argv[1:] == ["gelu_short"]:
+        return gelu_short()
     if sys.argv[1:] == ["gelu_slope"]:
         density = 1 / np.sqrt(2 * np.pi)
         return quartics("Phi(-t) - t phi(t)", lambda t: tail(t) - t * density * np.exp(-t * t / 2))

@@ -6,6 +6,9 @@
 #include "parallel.hpp"
 #include "philox.hpp"
 #include "scratch.hpp"
+#if defined(VITKERN_AMX)
+#include "between_amx.hpp"
+#endif
 
 namespace {
 
@@ -23,21 +26,15 @@ struct Plain {
     store_as(dtype, data, m * stride + k, v, n);
   }
 #if defined(VITKERN_AMX)
-  // Columns k .. k + 32 of the rows m and m + 1.
-  [[gnu::always_inline]] void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
-    for (int64_t r = 0; r < 2; ++r) {
-      void* const to = const_cast<void*>(at(m + r, k));
-      if (dtype == DType::bf16) {
-        _mm512_storeu_si512(to, bf16_pair(v[r][0], v[r][1]));
-      } else {
-        v[r][0].store(static_cast<float*>(to));
-        v[r][1].store(static_cast<float*>(to) + Vec::kLanes);
-      }
-    }
-  }
-  void expect(int64_t m, int64_t k) const {
-    __builtin_prefetch(at(m, k), 1);
-    if (dtype == DType::f32) __builtin_prefetch(at(m, k + kLine), 1);
+  // Rows from m on, of the columns k .. k + 32, two at a time (between_amx.hpp).
+  template <int, class Work>
+  [[gnu::always_inline]] bool with_rows(int64_t m, int64_t k, const Work& work) const {
+    char* const to = static_cast<char*>(const_cast<void*>(at(m, k)));
+    if (dtype == DType::f32)
+      work(amx_tiles::FloatRows{to, stride * 4});
+    else
+      work(amx_tiles::Bf16Rows{to, stride * 2});
+    return true;
   }
 #endif
   const void* at(int64_t m, int64_t k) const { return offset(dtype, data, m * stride + k); }
@@ -66,7 +63,7 @@ struct StoreEpilogue {
       Vec v = Vec::load(c + i, n - i);
       if (bias) v = v + Vec::load(bias + n0 + i, n - i);
       if (pre) store_as(pre_dtype, pre, element + i, v, n - i);
-      v = activate(activation, v);
+      with_activated([&](const auto& activated) { v = activated(v); });
       if (dropout.threshold)
         v.store(c + i, n - i);
       else
@@ -89,7 +86,7 @@ struct StoreEpilogue {
         if (pre) __builtin_prefetch(offset(pre_dtype, pre, element + m * N + i), 1);
         if constexpr (std::is_same_v<Target, Plain>) __builtin_prefetch(to.at(m, n0 + i), 1);
       }
-    with_activation(activation, [&](const auto& activated) {
+    with_activated([&](const auto& activated) {
 #pragma GCC unroll 1
       for (int64_t i = 0; i < kNR; i += Vec::kLanes) {
         const Vec shift = bias ? Vec::load(bias + n0 + i) : Vec::set(0);
@@ -104,26 +101,49 @@ struct StoreEpilogue {
   }
 
 #if defined(VITKERN_AMX)
-  // The rows m and m + 1, m even, of 32 columns: what stands between two steps of the tile unit.
-  // Returns false where that cannot be done.
-  [[gnu::always_inline]] bool two_rows(int64_t m, int64_t n0, const float* c) const {
-    if (dropout.threshold || pre) return false;
+  // Calls work(pairs), where pairs(sums) takes the next two rows from m on, of the columns
+  // n0 .. n0 + 32: what stands between two steps of the tile unit. Returns false where that cannot
+  // be done. Of a left factor as the next GEMM reads it, kTerms are the terms that it may have.
+  template <int kTerms, class Work>
+  [[gnu::always_inline]] bool with_pairs(int64_t m, int64_t n0, const Work& work) const {
+    if (dropout.threshold || (activation != Activation::none && activation != Activation::gelu))
+      return false;
     constexpr int64_t L = Vec::kLanes;
-    with_activation(activation, [&](const auto& activated) __attribute__((always_inline)) {
-      const Vec low = bias ? Vec::load(bias + n0) : Vec::set(0);
-      const Vec high = bias ? Vec::load(bias + n0 + L) : Vec::set(0);
-      const Vec v[2][2] = {
-          {activated(Vec::load(c) + low), activated(Vec::load(c + L) + high)},
-          {activated(Vec::load(c + 2 * L) + low), activated(Vec::load(c + 3 * L) + high)}};
-      y.store_two(m, n0, v);
+    const Vec low = bias ? Vec::load(bias + n0) : Vec::set(0);
+    const Vec high = bias ? Vec::load(bias + n0 + L) : Vec::set(0);
+    const int64_t element = (first_row + m) * N + first_column + n0;
+    const amx_tiles::SavedRows saved{pre_dtype, pre ? offset(pre_dtype, pre, element) : nullptr, N};
+    return y.template with_rows<kTerms>(m, n0, [&](const auto& to) {
+      const auto run = [&](const auto& activated) {
+        work([=, to = to, saved = saved](auto& sums) mutable __attribute__((always_inline)) {
+          auto rows = sums();
+          for (auto& row : rows.v) row[0] = row[0] + low, row[1] = row[1] + high;
+          saved(rows);
+          for (auto& row : rows.v) row[0] = activated(row[0]), row[1] = activated(row[1]);
+          to(rows);
+        });
+      };
+      if (activation == Activation::none)
+        return run([](Vec x) __attribute__((always_inline)) { return x; });
+      if constexpr (requires { y.has_few_bits(); })
+        if (y.has_few_bits())
+          return run([](Vec x) __attribute__((always_inline)) { return short_gelu(x); });
+      run([](Vec x) __attribute__((always_inline)) { return gelu(x); });
     });
-    return true;
-  }
-  // The rows m and m + 1 come next: their memory into L1.
-  void expect(int64_t m, int64_t n0) const {
-    if constexpr (std::is_same_v<Target, Plain>) y.expect(m, n0), y.expect(m + 1, n0);
   }
 #endif
+
+ private:
+  // As with_activation; what a target rounds to a few bits is no more exact than it needs to be.
+  template <class Work>
+  [[gnu::always_inline]] void with_activated(const Work& work) const {
+#if defined(__AVX512F__)
+    if constexpr (requires { y.has_few_bits(); })
+      if (activation == Activation::gelu && y.has_few_bits())
+        return work([](Vec x) __attribute__((always_inline)) { return short_gelu(x); });
+#endif
+    with_activation(activation, work);
+  }
 };
 
 // For a GEMM whose K is cut into parts: adds the results up in `sums`.
@@ -199,26 +219,31 @@ struct ResidualEpilogue {
 
 #if defined(VITKERN_AMX)
   // As StoreEpilogue's.
-  [[gnu::always_inline]] bool two_rows(int64_t m, int64_t n0, const float* c) const {
+  template <int, class Work>
+  [[gnu::always_inline]] bool with_pairs(int64_t m, int64_t n0, const Work& work) const {
     if (!is_plain_sum()) return false;
     constexpr int64_t L = Vec::kLanes;
-    const float* from = static_cast<const float*>(residual) + (first_row + m) * residual_stride;
-    float* to = static_cast<float*>(y) + (first_row + m) * y_stride;
-    for (int64_t i = n0; i < n0 + 2 * L; i += L, c += L) {
-      const Vec shift = bias ? Vec::load(bias + i) : Vec::set(0);
-      const Vec factor = gamma ? Vec::load(gamma + i) : Vec::set(1);
-      const Vec first = (Vec::load(c) + shift) * factor;
-      const Vec second = (Vec::load(c + 2 * L) + shift) * factor;
-      (Vec::load(from + i) + first).store(to + i);
-      (Vec::load(from + residual_stride + i) + second).store(to + y_stride + i);
-    }
+    const float* from =
+        static_cast<const float*>(residual) + (first_row + m) * residual_stride + n0;
+    float* to = static_cast<float*>(y) + (first_row + m) * y_stride + n0;
+    const Vec one = Vec::set(1), zero = Vec::set(0);
+    const Vec shift[2] = {bias ? Vec::load(bias + n0) : zero,
+                          bias ? Vec::load(bias + n0 + L) : zero};
+    const Vec factor[2] = {gamma ? Vec::load(gamma + n0) : one,
+                           gamma ? Vec::load(gamma + n0 + L) : one};
+    const int64_t from_stride = residual_stride, to_stride = y_stride;
+    work([=](auto& sums) mutable __attribute__((always_inline)) {
+      const auto rows = sums();
+      for (const auto& row : rows.v) {
+        for (int64_t i = 0; i < 2; ++i) {
+          const Vec v = (row[i] + shift[i]) * factor[i];
+          (Vec::load(from + i * L) + v).store(to + i * L);
+        }
+        from += from_stride;
+        to += to_stride;
+      }
+    });
     return true;
-  }
-  void expect(int64_t m, int64_t n0) const {
-    if (!residual) return;
-    for (int64_t row = first_row + m; row < first_row + m + 2; ++row)
-      for (int64_t i = 0; i < 2 * kLine; i += kLine)
-        __builtin_prefetch(offset(dtype, residual, row * residual_stride + n0 + i));
   }
 #endif
 

@@ -1,6 +1,8 @@
 // exp, erf and the activations on a vector. Constants are minimax fits (tools/fit_math.py prints
 // them again).
 #pragma once
+#include <cfloat>
+
 #include "simd.hpp"
 
 namespace {
@@ -139,6 +141,24 @@ inline Vec tanh(Vec x) {
   };
   const Vec a = magnitude(x), half = Vec::set(0.5f);
   return fma(a, half, x * half) + by_quartics(kTable, a);
+}
+
+// The same for results that are rounded to bf16 or to fewer bits: x / 2 + (|x| / 2 - |x|
+// Phi(-|x|)), error 1.4e-5, in half the instructions. An infinite x stays what it is.
+[[gnu::always_inline]] inline Vec short_gelu(Vec x) {
+  alignas(64) static const float kTable[3][32] = {
+#include "gelu_short_table.inc"
+  };
+  constexpr int kLesserSize = 0x0a;  // vrangeps: the lesser of both magnitudes, positive
+  constexpr float kWhole = 1 << 23;  // a number added to it is rounded, into the lowest bits
+  const Vec t{_mm512_range_ps(x.v, _mm512_set1_ps(FLT_MAX), kLesserSize)};
+  const Vec place = fma(t, Vec::set(30.5f / 4.6f), Vec::set(kWhole));
+  const __m512i i = _mm512_castps_si512(lesser(place, Vec::set(kWhole + 31)).v);
+  const auto look_up = [&](int power) __attribute__((always_inline)) {
+    const float* const row = kTable[power];
+    return Vec{_mm512_permutex2var_ps(_mm512_load_ps(row), i, _mm512_load_ps(row + 16))};
+  };
+  return fma(x, Vec::set(0.5f), fma(fma(look_up(2), t, look_up(1)), t, look_up(0)));
 }
 
 #else

@@ -7,6 +7,7 @@
 // What is missing in the last tile of steps is zero on both sides; rows beyond M are never used.
 #pragma once
 #include "amx.hpp"
+#include "between_amx.hpp"
 #include "scratch.hpp"
 #include "transpose.hpp"
 
@@ -136,23 +137,26 @@ struct Left {
       }
     });
   }
+  bool has_few_bits() const { return terms == 1; }
   // Columns k .. k + n of row m, k a multiple of 16. At the row's end its last tile is filled up.
   void store(int64_t m, int64_t k, Vec v, int64_t n) const {
     write(m, k, n < 16 ? v.keep_first(n, 0) : v, 0, n);
   }
-  // Columns k .. k + 32 of the rows m and m + 1, m even.
-  [[gnu::always_inline]] void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
-    with_terms(terms, [&]<int kTerms>() __attribute__((always_inline)) {
-      char* const to = at(m, k);
-      __m512i part[kTerms];
-      for (int64_t r = 0; r < 2; ++r) {
-        split_pair<kTerms>(v[r][0], v[r][1], part);
-        for (int t = 0; t < kTerms; ++t)
-          _mm512_store_si512(to + t * kPairBytes + r * kTileStride, part[t]);
+  // Rows from m on, the first of a block, of the columns k .. k + 32, two at a time: those of a
+  // block lie one after the other. Only for kTerms terms.
+  template <int kTerms, class Work>
+  [[gnu::always_inline]] bool with_rows(int64_t m, int64_t k, const Work& work) const {
+    if (terms != kTerms) return false;
+    work([to = at(m, k)](const Pair& rows) mutable __attribute__((always_inline)) {
+      for (int64_t r = 0; r < 2; ++r, to += kTileStride) {
+        __m512i part[kTerms];
+        split_pair<kTerms>(rows.v[r][0], rows.v[r][1], part);
+        for (int t = 0; t < kTerms; ++t) _mm512_store_si512(to + t * kPairBytes, part[t]);
       }
     });
+    return true;
   }
-  // The same from memory, and for any k: a head's columns may start anywhere.
+  // Columns k .. k + n of row m, for any k: a head's columns may start anywhere.
   void put(int64_t m, int64_t k, const float* from, int64_t n) const {
     if (terms == 1 && k % kSteps == 0 && n % kSteps == 0) {
       for (int64_t i = 0; i < n; i += kSteps) {

@@ -20,6 +20,7 @@
 //
 // A result depends on its own row of A and its column of W only: not on M, its tile or its thread.
 #pragma once
+#include "between_amx.hpp"
 #include "terms_amx.hpp"
 
 namespace {
@@ -136,70 +137,21 @@ inline void multiply_block(int64_t R, const Steps& steps, const Result& from, co
     multiply_tiles<1, terms>(steps, from, to, between);
 }
 
-// Panels of W that will be read soon: into L2, some lines at each step.
-struct Fetch {
-  const char* panel = nullptr;
-  int64_t pitch = 0, bytes = 0, panels = 0;  // from panel to panel; of each; how many
-  int64_t at = 0, lines = 0;
-
-  [[gnu::always_inline]] void operator()() {
-    for (int64_t i = 0; i < lines && panels > 0; ++i) {
-      __builtin_prefetch(panel + at, 0, 2);
-      at += 64;
-      if (at < bytes) continue;
-      at = 0;
-      panel += pitch;
-      --panels;
-    }
-  }
-};
+// The same, not inlined: so all that `work` is has registers. Returns what is left to fetch.
+template <int terms, class Between>
+[[gnu::always_inline]] inline Fetch multiply_between(int64_t R, const Steps& steps,
+                                                     const Result& from, const Result& to,
+                                                     const Between& work) {
+  Between between = work;
+  multiply_block<terms>(R, steps, from, to, between);
+  between.finish();
+  return between.fetch;
+}
 
 // A block of C, (rows, n): row m onwards of the columns from n0.
 struct Block {
   int64_t m, rows, n0, n;
   float* c;
-};
-
-// What the vector units do during a block's K loop: the epilogue of the block before it, two rows
-// at a step, more where steps are few; and prefetches.
-template <class Epilogue>
-struct Meanwhile {
-  const Epilogue& epilogue;
-  int64_t pairs;  // of rows at a step
-  Fetch fetch = {};
-  Block before = {}, now = {};
-  int64_t done = 0, expected = 0;  // rows of each
-
-  [[gnu::always_inline]] void operator()() {
-    for (int64_t i = 0; i < pairs && done < before.rows; ++i) two_rows();
-    if constexpr (requires { epilogue.expect(now.m, now.n0); })
-      for (int64_t i = 0; i < pairs && expected < kTileRows; ++i, expected += 2)
-        epilogue.expect(now.m + expected, now.n0);
-    fetch();
-  }
-  void begin(const Block& block) {
-    now = block;
-    expected = 0;
-  }
-  // The block that began is computed, and the one before it may be overwritten.
-  void end() {
-    finish();
-    before = now;
-    done = 0;
-  }
-  void finish() {
-    while (done < before.rows) two_rows();
-  }
-
- private:
-  [[gnu::always_inline]] void two_rows() {
-    const int64_t m = before.m + done, count = min(2, before.rows - done);
-    float* const c = before.c + done * kNR;
-    done += count;
-    if constexpr (requires { epilogue.two_rows(m, before.n0, c); })
-      if (count == 2 && before.n == kNR && epilogue.two_rows(m, before.n0, c)) return;
-    finish_rows<kNR>(epilogue, {m, m + count}, before.n0, before.n, c);
-  }
 };
 
 constexpr int64_t kBlockFloats = kTileRows * kNR;
@@ -251,29 +203,24 @@ struct PartEpilogue {
     return {b.m, 0, b.n0, 0, block(b.m, b.n0)};  // no rows for the epilogue
   }
 
-  [[gnu::always_inline]] bool two_rows(int64_t m, int64_t n0, float* c) const {
-    if (add_rows(m, 2, n0, c) && !last.two_rows(m, n0, c)) {  // c has the sums: not once more
-      last(m, n0, kNR, c);
-      last(m + 1, n0, kNR, c + kNR);
-    }
-    return true;
+  template <int kTerms, class Work>
+  [[gnu::always_inline]] bool with_pairs(int64_t m, int64_t n0, const Work& work) const {
+    return by_tiles() && last.template with_pairs<kTerms>(m, n0, work);
   }
   void operator()(int64_t m, int64_t n0, int64_t n, float* c) const {
-    if (add_rows(m, 1, n0, c)) last(m, n0, n, c);
+    if (add_rows(m, n0, c)) last(m, n0, n, c);
   }
-  void expect(int64_t m, int64_t n0) const {
-    if (is_last) last.expect(m, n0);
-    const float* const next = block(m, n0) + kBlockFloats + m % kTileRows * kNR;
-    if (!is_first)
-      for (int64_t i = 0; i < 2 * kNR; i += kLine) __builtin_prefetch(next + i, 0, 2);
+  // The next block's sums.
+  RowLines lines(int64_t m, int64_t n0) const {
+    return {reinterpret_cast<const char*>(block(m, n0) + kBlockFloats), kNR * 4};
   }
 
  private:
   // Adds what the tile unit did not: to c for the last part, and else to the sums.
-  bool add_rows(int64_t m, int64_t count, int64_t n0, float* c) const {
+  bool add_rows(int64_t m, int64_t n0, float* c) const {
     if (by_tiles()) return true;
     float* const sum = block(m, n0) + m % kTileRows * kNR;
-    for (int64_t i = 0; i < count * kNR; i += Vec::kLanes) {
+    for (int64_t i = 0; i < kNR; i += Vec::kLanes) {
       const Vec v = Vec::load(c + i);
       (is_first ? v : Vec::load(sum + i) + v).store((is_last ? c : sum) + i);
     }
@@ -290,6 +237,59 @@ PartEpilogue<Last> part_epilogue(const Last& last, Precision p, float* sums, int
   return {last, sums, ceil_div(N, kNR), p, is_first, is_last};
 }
 
+// The blocks of C that a thread makes: each is multiplied while the one before it goes through its
+// epilogue.
+template <int terms, class Epilogue>
+struct Blocks {
+  const Epilogue& epilogue;
+  float* c;         // the sums of two blocks
+  int64_t at_once;  // pairs of rows at a step: 1, or more where steps are few
+  Fetch fetch = {};
+  Block before = {};
+
+  void next(int64_t m, int64_t R, int64_t n0, int64_t n, const Steps& steps) {
+    Block now{m, R, n0, n, before.c == c ? c + kBlockFloats : c};
+    Result from{now.c, kNR, false};
+    if constexpr (requires { epilogue.from(now); }) {  // a part of K
+      from = epilogue.from(now);
+      now = epilogue.to(now);
+    }
+    const Result to{now.c, kNR, false};
+    const auto run = [&](const auto& pairs, int64_t count) {
+      const auto lines = lines_of(epilogue, m, n0);
+      const Between work{FloatSums{before.c}, pairs, lines, count, at_once, fetch};
+      fetch = multiply_between<terms>(R, steps, from, to, work);
+    };
+    if (before.rows == 0)
+      run(NoPairs{}, kTileRows / 2);
+    else if (!with_pairs([&](const auto& pairs) { run(pairs, before.rows / 2); }))
+      run(any_pairs(), ceil_div(before.rows, 2));
+    else if (before.rows % 2)
+      finish_last_row();
+    before = now;
+  }
+  void finish() {
+    if (before.rows)
+      finish_rows<kNR>(epilogue, {before.m, before.m + before.rows}, before.n0, before.n, before.c);
+  }
+
+ private:
+  template <class Work>
+  bool with_pairs(const Work& work) const {
+    if constexpr (requires { epilogue.template with_pairs<terms>(before.m, before.n0, work); })
+      return before.n == kNR && epilogue.template with_pairs<terms>(before.m, before.n0, work);
+    else
+      return false;
+  }
+  AnyPairs<kNR, Epilogue> any_pairs() const {
+    return {epilogue, before.m, before.m + before.rows, before.n0, before.n, before.c};
+  }
+  void finish_last_row() const {
+    const int64_t r = before.rows - 1, m = before.m + r;
+    finish_rows<kNR>(epilogue, {m, m + 1}, before.n0, before.n, before.c + r * kNR);
+  }
+};
+
 template <int terms, class Epilogue>
 void gemm_terms(const Left& A, Range rows, const Weights& w, Range panels, float* scratch,
                 const Epilogue& epilogue) {
@@ -298,39 +298,28 @@ void gemm_terms(const Left& A, Range rows, const Weights& w, Range panels, float
   const int64_t pitch = w.packed ? panel_bytes(w.pitch, terms) : bytes;
   const int64_t blocks = ceil_div(rows.end - rows.begin, kTileRows);
   char* const converted = reinterpret_cast<char*>(scratch + 2 * kBlockFloats);
-  Meanwhile<Epilogue> meanwhile{epilogue, ceil_div(kTileRows / 2, max(tiles, 1))};
-  float* c = scratch;
+  Blocks<terms, Epilogue> work{epilogue, scratch, ceil_div(kTileRows / 2, max(tiles, 1))};
   for (int64_t first = panels.begin; first < panels.end; first += group) {
     const int64_t count = min(group, panels.end - first), last = first + count;
     const char* const b = w.packed ? packed_panel(w, first) : converted;
     if (!w.packed)
       for (int64_t p = 0; p < count; ++p) convert_panel(w, first + p, converted + p * bytes);
     if (w.packed && last < panels.end) {
-      meanwhile.fetch = group_of(w, last, panels.end);
+      work.fetch = group_of(w, last, panels.end);
     } else if (w.packed && w.next) {  // this thread's share of it begins about there
       const int64_t all = ceil_div(w.next->N, kNR);
-      meanwhile.fetch = group_of(*w.next, panels.begin * all / ceil_div(w.N, kNR), all);
+      work.fetch = group_of(*w.next, panels.begin * all / ceil_div(w.N, kNR), all);
     }
-    Fetch& fetch = meanwhile.fetch;
+    Fetch& fetch = work.fetch;
     fetch.lines = min(8, ceil_div(fetch.panels * fetch.bytes / 64, max(1, blocks * count * tiles)));
     for (int64_t m = rows.begin; m < rows.end; m += kTileRows)
       for (int64_t p = first; p < last; ++p) {
         const bool backwards = (w.first_row / kNR + p) % 2 != 0;
-        const int64_t R = min(kTileRows, rows.end - m);
-        Block block{m, R, p * kNR, min(kNR, w.N - p * kNR), c};
-        Result from{c, kNR, false};
-        if constexpr (requires { epilogue.from(block); }) {  // a part of K
-          from = epilogue.from(block);
-          block = epilogue.to(block);
-        }
-        meanwhile.begin(block);
-        multiply_block<terms>(R, {A.block(m), b + (p - first) * pitch, tiles, backwards}, from,
-                              {block.c, kNR, false}, meanwhile);
-        meanwhile.end();
-        c = c == scratch ? scratch + kBlockFloats : scratch;
+        work.next(m, min(kTileRows, rows.end - m), p * kNR, min(kNR, w.N - p * kNR),
+                  {A.block(m), b + (p - first) * pitch, tiles, backwards});
       }
   }
-  meanwhile.finish();
+  work.finish();
 }
 
 // Rows [begin, end) of C for the panels [first, last), by one thread; begin is a multiple of

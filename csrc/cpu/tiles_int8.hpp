@@ -156,9 +156,11 @@ struct Left {
     memcpy(waiting(m) + k, from, n * sizeof(float));
   }
 #if defined(VITKERN_AMX)
-  void store_two(int64_t m, int64_t k, const Vec (&v)[2][2]) const {
-    for (int64_t r = 0; r < 2; ++r)
-      for (int64_t i = 0; i < 2; ++i) v[r][i].store(waiting(m + r) + k + i * Vec::kLanes);
+  bool has_few_bits() const { return !is_finer; }
+  template <int, class Work>
+  [[gnu::always_inline]] bool with_rows(int64_t m, int64_t k, const Work& work) const {
+    work(amx_tiles::FloatRows{reinterpret_cast<char*>(waiting(m) + k), stride});
+    return true;
   }
 #endif
   static constexpr bool kSettles = true;
@@ -209,16 +211,22 @@ inline PanelForm panel_form(Precision) { return {"int8", kNR, kBlock, 1}; }
 constexpr bool kUnpacks = false;  // the weights were rounded to integers
 inline void unpack_panel(const Weights&, int64_t, void*) {}
 
+#if defined(__AVX512F__)
+// A vector of int32 sums -> fp32; `weights` are the sums of W's rows, `factor` their scales.
+[[gnu::always_inline]] inline Vec finish(const float* c, const RowScale& a, __m512i weights,
+                                         Vec factor) {
+  const __m512i zeros = _mm512_mullo_epi32(_mm512_set1_epi32(a.zero), weights);
+  const Vec sum{_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(c), zeros))};
+  return sum * factor * Vec::set(a.scale);
+}
+#endif
+
 // c (kNR) int32 -> fp32. By whole vectors where an epilogue reads it next by them: halves of one
 // that are still on their way to the cache would be waited for.
 inline void finish_row(const RowScale& a, const Columns& w, float* c) {
 #if defined(__AVX512F__)
-  for (int64_t j = 0; j < kNR; j += Vec::kLanes) {
-    const __m512i sums = _mm512_loadu_si512(c + j), weights = _mm512_loadu_si512(w.sum + j);
-    const __m512i zeros = _mm512_mullo_epi32(_mm512_set1_epi32(a.zero), weights);
-    const Vec sum{_mm512_cvtepi32_ps(_mm512_sub_epi32(sums, zeros))};
-    (sum * Vec::load(w.scale + j) * Vec::set(a.scale)).store(c + j);
-  }
+  for (int64_t j = 0; j < kNR; j += Vec::kLanes)
+    finish(c + j, a, _mm512_loadu_si512(w.sum + j), Vec::load(w.scale + j)).store(c + j);
 #else
   const Sums row = Sums::at(c);
   for (int64_t j = 0; j < kNR; ++j)
@@ -231,34 +239,68 @@ inline void finish_row(const RowScale& a, const Columns& w, float* c) {
 // Steps of W in L1 at a time: 24 KiB.
 constexpr int64_t kTileBlock = 768;
 
-// Rows of sums that are complete, and what makes floats of them; two at a step of the next tile.
+// Rows of complete sums as floats, two after two.
+struct IntegerSums {
+  const float* c;
+  const char* scale;  // of the next row of A
+  int64_t stride;
+  Vec factor[2];  // of the columns, and the sums of their weights
+  __m512i weights[2];
+
+  IntegerSums(const Left& A, int64_t m, const Columns& columns, const float* c)
+      : c(c), scale(reinterpret_cast<const char*>(&A.scale(m))), stride(A.stride) {
+    for (int64_t i = 0; i < 2; ++i) {
+      factor[i] = Vec::load(columns.scale + i * Vec::kLanes);
+      weights[i] = _mm512_loadu_si512(columns.sum + i * Vec::kLanes);
+    }
+  }
+  [[gnu::always_inline]] amx_tiles::Pair operator()() {
+    amx_tiles::Pair rows;
+    for (auto& row : rows.v) {
+      const RowScale& a = *reinterpret_cast<const RowScale*>(scale);
+      scale += stride;
+      for (int64_t i = 0; i < 2; ++i, c += Vec::kLanes)
+        row[i] = int8_tiles::finish(c, a, weights[i], factor[i]);
+    }
+    return rows;
+  }
+};
+
+// The rows of a finished tile of one panel.
 template <class Epilogue>
-struct PendingRows {
+struct TileRows {
   const Left& A;
   const Epilogue& epilogue;
-  int64_t pairs = 0;  // at a step
-  Range rows = {0, 0};
-  int64_t n0 = 0, n = 0;
+  int64_t m = 0, rows = 0, n0 = 0, n = 0;
   const Columns* columns = nullptr;
   float* c = nullptr;
 
-  [[gnu::always_inline]] void operator()() {
-    for (int64_t i = 0; i < pairs && rows.begin < rows.end; ++i) two_rows();
+  // Multiplies the next tile, while they go through the epilogue.
+  void between(int64_t R, const Tile& tile) {
+    const int64_t at_once = ceil_div(kTileRows / 2, max(tile.steps / kRowBytes, 1));
+    const auto run = [&](const auto& pairs) {
+      amx_tiles::Between work{IntegerSums(A, m, *columns, c),
+                              pairs,
+                              amx_tiles::NoLines{},
+                              rows / 2,
+                              at_once,
+                              amx_tiles::Fetch{}};
+      multiply_rows(R, tile, work);
+      work.finish();
+    };
+    bool done = rows == 0;
+    if constexpr (requires { epilogue.template with_pairs<0>(m, n0, run); })
+      done = done || (n == kNR && epilogue.template with_pairs<0>(m, n0, run));
+    finish(done ? rows / 2 * 2 : 0);
+    if (!done || rows == 0) multiply_rows(R, tile);
+    rows = 0;
   }
-  void finish() {
-    while (rows.begin < rows.end) two_rows();
-  }
-
- private:
-  [[gnu::always_inline]] void two_rows() {
-    const int64_t m = rows.begin, count = min(2, rows.end - m);
-    float* const row = c;
-    rows.begin += count;
-    c += count * kNR;
-    for (int64_t r = 0; r < count; ++r) finish_row(A.scale(m + r), *columns, row + r * kNR);
-    if constexpr (requires { epilogue.two_rows(m, n0, row); })
-      if (count == 2 && n == kNR && epilogue.two_rows(m, n0, row)) return;
-    finish_rows<kNR>(epilogue, {m, m + count}, n0, n, row);
+  // The rows from r on.
+  void finish(int64_t r = 0) const {
+    for (; r < rows; ++r) {
+      finish_row(A.scale(m + r), *columns, c + r * kNR);
+      finish_rows<kNR>(epilogue, {m + r, m + r + 1}, n0, n, c + r * kNR);
+    }
   }
 };
 
@@ -276,9 +318,10 @@ void multiply_integers(const Left& A, Range rows, const Weights& w, Range panels
   const int64_t blocks = max(1, ceil_div(bytes, kTileBlock)), stride = panel_bytes(w.pitch);
   const char* panel =
       static_cast<const char*>(w.data) + (w.first_row / kNR + panels.begin) * stride;
-  PendingRows<Epilogue> pending{A, epilogue};
+  TileRows<Epilogue> done{A, epilogue};
   for (int64_t p = panels.begin; p < panels.end; ++p, panel += stride) {
     float* const sums = scratch + p % 2 * tiles * kTileRows * kNR;
+    const auto* const columns = reinterpret_cast<const Columns*>(panel + bytes * kNR);
     for (int64_t i = 0; i < blocks; ++i) {
       const Range part = even_part(bytes / kRowBytes, i, blocks);
       const int64_t k0 = part.begin * kRowBytes, steps = part.end - part.begin;
@@ -286,27 +329,24 @@ void multiply_integers(const Left& A, Range rows, const Weights& w, Range panels
       const char* const next = i + 1 < blocks ? block + steps * kRowBytes * kNR : panel + stride;
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t m = t * kTileRows, R = min(kTileRows, M - m);
-        pending.pairs = ceil_div(kTileRows / 2, max(steps, 1));
-        multiply_rows(R,
-                      {.a = A.data + (rows.begin + m) * A.stride + k0,
-                       .a_stride = A.stride,
-                       .block = block,
-                       .steps = steps * kRowBytes,
-                       .c = sums + m * kNR,
-                       .add = i > 0,
-                       .ahead = Ahead::share(next, steps * kRowBytes * kNR, t, tiles, steps)},
-                      pending);
-        pending.finish();
+        done.between(R, {.a = A.data + (rows.begin + m) * A.stride + k0,
+                         .a_stride = A.stride,
+                         .block = block,
+                         .steps = steps * kRowBytes,
+                         .c = sums + m * kNR,
+                         .add = i > 0,
+                         .ahead = Ahead::share(next, steps * kRowBytes * kNR, t, tiles, steps)});
         if (i + 1 < blocks) continue;
-        pending.rows = {rows.begin + m, rows.begin + m + R};
-        pending.n0 = p * kNR;
-        pending.n = min(kNR, w.N - p * kNR);
-        pending.columns = reinterpret_cast<const Columns*>(panel + bytes * kNR);
-        pending.c = sums + m * kNR;
+        done.m = rows.begin + m;
+        done.rows = R;
+        done.n0 = p * kNR;
+        done.n = min(kNR, w.N - p * kNR);
+        done.columns = columns;
+        done.c = sums + m * kNR;
       }
     }
   }
-  pending.finish();
+  done.finish();
 }
 
 #else
