@@ -3,6 +3,7 @@
     python -m benchmarks.training             # 10 minutes on 2 cores; close everything else
     python -m benchmarks.training --quick     # the small model only, briefly; not published
     python -m benchmarks.training --curves    # only the losses and their picture
+    python -m benchmarks.training --preload LIBRARY    # of the peers, as benchmarks.cpu has it
 
 Every contestant has a process of its own and the same weights and images; they take turns. Peers
 have no turn in bf16 on a CPU without bf16 instructions: emulated, it is several times slower than
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pathlib
 import sys
 import tempfile
 import time
@@ -60,16 +62,20 @@ def contestants() -> list[Contestant]:
     ]
 
 
-def started(one: Contestant, case: Case) -> Worker:
+def started(one: Contestant, case: Case, preload: pathlib.Path | None) -> Worker:
     """A contestant's process (worker.py)."""
     given = case._asdict() | one._asdict() | {"threads": torch.get_num_threads()}
     command = [sys.executable, "-m", "benchmarks.training.worker", json.dumps(given)]
-    return Worker(command, tempfile.TemporaryFile("w+"), child_environment())
+    environment = child_environment()
+    if preload and one.contestant in tables.PEERS:  # which may then use what was kept from them
+        environment.pop("ONEDNN_MAX_CPU_ISA", None)
+        environment["LD_PRELOAD"] = str(preload.resolve())
+    return Worker(command, tempfile.TemporaryFile("w+"), environment)
 
 
-def measure(case: Case, seconds: float) -> Iterator[dict[str, Any]]:
+def measure(case: Case, seconds: float, preload: pathlib.Path | None) -> Iterator[dict[str, Any]]:
     """A row for each contestant."""
-    children = {one: started(one, case) for one in contestants()}
+    children = {one: started(one, case, preload) for one in contestants()}
     try:
         for child in children.values():  # compiles, and allocates the optimizer's state
             child.ask("step"), child.ask("step")
@@ -100,7 +106,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--quick", action="store_true", help="the small model, not published")
     parser.add_argument("--curves", action="store_true", help="only the losses, not published")
+    parser.add_argument(
+        "--preload", type=pathlib.Path, metavar="LIBRARY",
+        help="LD_PRELOAD of the peers (never of vitkern), where a virtual machine hides from them "
+        "what its CPU can do",
+    )  # fmt: skip
     given = parser.parse_args(arguments)
+    if given.preload and not given.preload.is_file():
+        print(f"benchmarks.training: --preload {given.preload}: no such file", file=sys.stderr)
+        return 2
     note = let_torch_run_bf16()
     if note:
         print(note)
@@ -108,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = () if given.curves else CASES[:1] if given.quick else CASES
     with Progress("case", already=0) as progress:
         for done, case in enumerate(cases, 1):
-            found += measure(case, 10.0 if given.quick else SECONDS)
+            found += measure(case, 10.0 if given.quick else SECONDS, given.preload)
             progress(done, len(cases), case.model)
     if not given.quick:
         losses = curves.measure()

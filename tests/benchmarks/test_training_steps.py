@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from benchmarks.training import __main__ as training
 from benchmarks.training import curves, tables, worker
 from vitkern.bench import timm_import
 
@@ -60,3 +61,22 @@ def test_losses_of_vitkern_and_eager_pytorch_are_alike(monkeypatch, tmp_path):
     assert curves.apart(found)["vitkern"] < 1e-4
     curves.draw(found, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 5000
+
+
+def test_a_library_that_is_not_there_is_refused(tmp_path, capsys):
+    missing = tmp_path / "no.so"
+    assert training.main(["--preload", str(missing)]) == 2
+    assert f"--preload {missing}: no such file" in capsys.readouterr().err
+
+
+def test_peers_alone_get_the_library(monkeypatch, tmp_path):
+    environments = {}
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    monkeypatch.setattr(
+        training, "Worker", lambda command, _, environment: environments.update({command[-1]: environment})
+    )
+    for name in ("vitkern", "eager"):
+        training.started(training.Contestant(name, "bf16"), training.CASES[0], tmp_path / "x.so")
+    own, peer = environments.values()
+    assert "LD_PRELOAD" not in own and own["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+    assert peer["LD_PRELOAD"].endswith("x.so") and "ONEDNN_MAX_CPU_ISA" not in peer
