@@ -114,13 +114,17 @@ def test_bf16_weights_are_multiplied_in_what_pays(monkeypatch):
     assert cpu.operator_isa("", BF16) == "avx512_vnni"
 
 
-def test_a_step_s_matmuls_are_torch_s_in_fp32_without_avx512(monkeypatch):
+def test_a_step_s_matmuls_are_torch_s_in_fp32_without_avx512_and_beside_amx(monkeypatch):
     x = torch.ones(1)
-    for isa in ("amx", "avx512_vnni", "avx512_bf16", "avx512", "avx2_int16", "avx2", "portable"):
-        cpu_blas._is_faster.cache_clear()
-        monkeypatch.setattr(cpu_blas._C, "operator_isa", lambda _, weight, isa=isa: isa)
-        assert cpu_blas.serves("", x, x) == (isa in ("avx2", "portable"))
-        assert not cpu_blas.serves(isa, x, x)
+    machines = ("amx", "avx512_vnni", "avx512_bf16", "avx512", "avx2_int16", "avx2", "portable")
+    for machine in machines:
+        monkeypatch.setattr(cpu_blas._C, "features", lambda machine=machine: {"isa": machine})
+        for isa in machines:
+            cpu_blas._is_faster.cache_clear()
+            monkeypatch.setattr(cpu_blas._C, "operator_isa", lambda _, weight, isa=isa: isa)
+            beside_amx = (machine, isa) == ("amx", "avx512")
+            assert cpu_blas.serves("", x, x) == (isa in ("avx2", "portable") or beside_amx)
+            assert not cpu_blas.serves(isa, x, x)
     cpu_blas._is_faster.cache_clear()
 
 
