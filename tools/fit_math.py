@@ -72,7 +72,7 @@ def gelu_short() -> None:
         powers = range(0 if i else 1, 3)  # nothing at 0, exactly
         _, c = fit(t, powers, t / 2 - t * tail(t), 1)
         table[i] = (*[0] * (3 - len(c)), *c)
-    print("// t / 2 - t Phi(-t): coefficients of t^0 .. t^2 nearest to i * 4.6 / 30.5 (fit_math.py)")
+    print("// t / 2 - t Phi(-t): coefficients of t^0 .. t^2 near i * 4.6 / 30.5 (fit_math.py)")
     show_table(np.array(table))
 
 

@@ -73,7 +73,9 @@ def test_peers_alone_get_the_library(monkeypatch, tmp_path):
     environments = {}
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     monkeypatch.setattr(
-        training, "Worker", lambda command, _, environment: environments.update({command[-1]: environment})
+        training,
+        "Worker",
+        lambda command, _, environment: environments.update({command[-1]: environment}),
     )
     for name in ("vitkern", "eager"):
         training.started(training.Contestant(name, "bf16"), training.CASES[0], tmp_path / "x.so")
