@@ -94,6 +94,9 @@ def main() -> None:
     r = NODES / 2 * 1.0001
     show("2^r - 1, powers 1..6 of r", fit(r, range(1, 7), np.exp2(r) - 1, 1 / np.exp2(r)))
 
+    f = (NODES + 1) / 2
+    show("2^f below 1, for bf16, powers 0..3 of f", fit(f, range(4), np.exp2(f), 1 / np.exp2(f)))
+
     t = (NODES + 1) / 2 * 0.925**2 + 1e-12
     y = erf(np.sqrt(t)) / np.sqrt(t)
     show("erf(x) / x - 1 below 0.925, powers 0..5 of x^2", fit(t, range(6), y - 1, 1 / y))
