@@ -138,7 +138,7 @@ struct AnyPairs {
   }
 };
 
-// Calls work(lines) with what the epilogue will touch of the block at (m, n0).
+// The lines that the epilogue will touch at the block (m, n0), or none.
 template <class Epilogue>
 [[gnu::always_inline]] inline auto lines_of(const Epilogue& epilogue, int64_t m, int64_t n0) {
   if constexpr (requires { epilogue.lines(m, n0); })
