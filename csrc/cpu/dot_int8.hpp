@@ -30,6 +30,7 @@ struct Tile {
   float* c;           // holds int32, see Sums
   bool add;
   Ahead ahead;
+  int64_t panels = 1, pitch = 0, c_pitch = 0;  // <= kTogether; bytes, floats from one to the next
 };
 
 // Sums are int32 in the memory of floats until all of K is in them.
@@ -113,24 +114,23 @@ constexpr int64_t kTileRows = 14;  // times 2 vectors: 28 accumulators + 2 of W 
 constexpr int64_t kTileRows = 3;  // times 4 vectors: 12 accumulators + 1 of W + 1 broadcast
 #endif
 constexpr int64_t kUnit = 4;  // steps at once
+constexpr int64_t kTogether = kPanels;
 
-// Four steps of W, loaded once for all rows: as operands in memory they would be 28 loads for 28
+// Four steps of W are loaded once for all rows: as operands in memory they would be 28 loads for 28
 // multiplications, and a Zen 4 loads one vector of 512 bits a clock, broadcasts beside them.
-struct Unit {
+struct Kind {
+  using Sum = Ints;
+  using Factor = Ints;
+  static constexpr int kPanelVectors = kVectors;
 #if defined(__AVX512F__)
-  static constexpr int kHeld = 2;
+  static constexpr int kHeld = 4;
 #else
   static constexpr int kHeld = 1;
 #endif
-  const char* w;
-  Ints held[kHeld];
-
-  explicit Unit(const char* steps) : w(steps) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kHeld; ++v) held[v] = load_ints(w + v * sizeof(Ints));
-  }
-
-  static Ints add_quads(Ints sum, Ints x, Ints y) {
+  static Ints load(const char* p) { return load_ints(p); }
+  static Ints broadcast(const char* quad) { return int8_tiles::broadcast(quad); }
+  static Ints add(Ints sum, Ints x, const char* y) { return add(sum, x, load_ints(y)); }
+  static Ints add(Ints sum, Ints x, Ints y) {
 #if defined(VITKERN_EMULATED)
     return _mm512_dpbusd_epi32(sum, x, y);
 #elif defined(__AVX512F__)
@@ -141,15 +141,19 @@ struct Unit {
     return sum;
 #endif
   }
-
-  // The sums of one row of A: `row` at its next kUnit steps.
-  void add_to(Ints* sums, const char* row) const {
-    const Ints x = broadcast(row);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-      sums[v] = add_quads(sums[v], x, v < kHeld ? held[v] : load_ints(w + v * sizeof(Ints)));
-  }
 };
+
+// sums += rows of A times so many vectors of W.
+template <int kCount, int R>
+[[gnu::always_inline]] inline void multiply_steps(const Tile& tile, Ints (&sums)[R][kCount]) {
+  Ahead ahead = tile.ahead;
+  TileReader<R> a(tile.a, tile.a_stride);
+  PanelReader b{tile.block, tile.block + tile.pitch};
+  for (int64_t k = 0; k < tile.steps; k += kRowBytes) {
+    ahead.fetch();
+    add_units<Kind, kCount>(sums, a, b, kRowBytes / kUnit);
+  }
+}
 
 #else
 
@@ -159,6 +163,7 @@ constexpr int64_t kTileRows = 12;  // times 2 vectors: 24 accumulators + 2 broad
 constexpr int64_t kTileRows = 2;  // times 4 vectors: 8 accumulators + 2 broadcasts + 3
 #endif
 constexpr int64_t kUnit = 8;
+constexpr int64_t kTogether = 1;
 
 inline Ints add_octets(Ints sum, Ints x0, Ints x1, const char* w, Ints ones) {
   const Ints* const w0 = reinterpret_cast<const Ints*>(w);
@@ -180,64 +185,66 @@ inline Ints add_octets(Ints sum, Ints x0, Ints x1, const char* w, Ints ones) {
 #endif
 }
 
-struct Unit {
-  const char* w;
-
-  void add_to(Ints* sums, const char* row) const {
+// sums += rows of A times a panel.
+template <int kCount, int R>
+[[gnu::always_inline]] inline void multiply_steps(const Tile& tile, Ints (&sums)[R][kCount]) {
 #if defined(__AVX512F__)
-    const Ints ones = _mm512_set1_epi32(0x10001);
+  const Ints ones = _mm512_set1_epi32(0x10001);
 #else
-    const Ints ones = _mm256_set1_epi16(1);
+  const Ints ones = _mm256_set1_epi16(1);
 #endif
-    const Ints x0 = broadcast(row), x1 = broadcast(row + 4);
+  Ahead ahead = tile.ahead;
+  TileReader<R> rows(tile.a, tile.a_stride);
+  const char* w = tile.block;
+  for (int64_t k = 0; k < tile.steps; k += kUnit, w += kUnit * kNR) {
+    if (k % kRowBytes == 0) ahead.fetch();
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Ints x0 = broadcast(rows.row(r)), x1 = broadcast(rows.row(r) + 4);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-      sums[v] = add_octets(sums[v], x0, x1, w + v * sizeof(Ints), ones);
+      for (int v = 0; v < kCount; ++v)
+        sums[r][v] = add_octets(sums[r][v], x0, x1, w + v * sizeof(Ints), ones);
+    }
+    rows.advance(kUnit);
   }
-};
+}
 
 #endif
 
 constexpr int64_t kFetchSteps = kRowBytes;
 
 // As fma_tiles::multiply_rows.
-template <int R>
+template <int R, int kCount>
 [[gnu::noinline]] void multiply_whole(const Tile& tile) {
-  Ahead ahead = tile.ahead;
-  Ints acc[R][kVectors];
+  Ints acc[R][kCount];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
-  TileReader<R> rows(tile.a, tile.a_stride);
-  const char* b = tile.block;
-  for (int64_t k0 = 0; k0 < tile.steps; k0 += kFetchSteps) {
-    ahead.fetch();
-    for (int64_t left = min(kFetchSteps, tile.steps - k0); left > 0; left -= kUnit) {
-      const Unit unit{b};
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) unit.add_to(acc[r], rows.row(r));
-      rows.advance(kUnit);
-      b += kUnit * kNR;
-    }
-  }
+    for (int v = 0; v < kCount; ++v) acc[r][v] = zero();
+  multiply_steps<kCount>(tile, acc);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      char* const to = reinterpret_cast<char*>(tile.c + r * kNR) + v * sizeof(Ints);
+    for (int v = 0; v < kCount; ++v) {
+      float* const c = tile.c + v / kVectors * tile.c_pitch + r * kNR;
+      char* const to = reinterpret_cast<char*>(c) + v % kVectors * sizeof(Ints);
       store_ints(to, tile.add ? add(load_ints(to), acc[r][v]) : acc[r][v]);
     }
 }
 
 inline void multiply_rows(int64_t R, const Tile& tile) {
-  with_rows<kTileRows>(R, [&]<int kRows>() { multiply_whole<kRows>(tile); });
+  if (tile.panels > 1)
+    with_rows<kPairRows>(R,
+                         [&]<int kRows>() { multiply_whole<kRows, kVectors * kTogether>(tile); });
+  else
+    with_rows<kTileRows>(R, [&]<int kRows>() { multiply_whole<kRows, kVectors>(tile); });
 }
 
 #else
 
 constexpr int64_t kTileRows = 8 * fma_tiles::kTileRows;  // that use a block of W as floats
 constexpr int64_t kFetchSteps = 128;                     // whose sums are below 255 * 127 * 128
+constexpr int64_t kTogether = 1;
 
 inline void multiply_rows(int64_t R, const Tile& tile) {
   constexpr int64_t kColumns = fma_tiles::kNR;

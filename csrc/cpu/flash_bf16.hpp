@@ -116,8 +116,9 @@ struct Bf16Factors {
   template <bool kAcross>
   static void multiply(const bf16_tiles::Tile& all, int64_t M, int vectors) {
     const int64_t tiles = ceil_div(M, bf16_tiles::kTileRows);
+    const EvenParts heights(M, tiles);
     for (int64_t t = 0; t < tiles; ++t) {
-      const Range rows = even_part(M, t, tiles);
+      const Range rows = heights[t];
       bf16_tiles::Tile tile = all;
       tile.a += rows.begin * (kAcross ? 4 : all.a_stride);
       tile.c += rows.begin * kQueries;

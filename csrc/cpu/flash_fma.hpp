@@ -19,8 +19,9 @@ inline void multiply_queries(const float* a, int64_t stride, int64_t M, const fl
                              int64_t K, float* c, bool add) {
   constexpr int kMost = fma_tiles::head_rows(kVectors);
   const int64_t tiles = ceil_div(M, kMost);
+  const EvenParts heights(M, tiles);
   for (int64_t t = 0; t < tiles; ++t) {
-    const Range tile = even_part(M, t, tiles);
+    const Range tile = heights[t];
     with_rows<kMost>(tile.end - tile.begin, [&]<int R>() {
       fma_tiles::multiply_head<R, kVectors, kAcross>(a + tile.begin * (kAcross ? 1 : stride),
                                                      stride, panel, K, c + tile.begin * kQueries,

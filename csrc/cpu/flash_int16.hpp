@@ -146,8 +146,9 @@ struct PairFactors {
   template <bool kAcross>
   static void multiply(const int16_tiles::Tile& all, int64_t M, int vectors) {
     const int64_t tiles = ceil_div(M, int16_tiles::kTileRows);
+    const EvenParts heights(M, tiles);
     for (int64_t t = 0; t < tiles; ++t) {
-      const Range rows = even_part(M, t, tiles);
+      const Range rows = heights[t];
       // Not a copy of `all` that is changed: one read as a vector waits for what was written to it.
       const int16_tiles::Tile tile{.a = all.a + rows.begin * (kAcross ? 1 : all.a_stride),
                                    .a_stride = all.a_stride,

@@ -92,20 +92,21 @@ void multiply_integers(const Left& A, Range rows, const Weights& w, Range panels
   for (int64_t p = panels.begin; p < panels.end; ++p, panel += stride) {
     float* const sums = scratch + p % 2 * tiles * kTileRows * kNR;
     const auto* const columns = reinterpret_cast<const Columns*>(panel + bytes * kNR);
+    const Panels one{.data = panel, .pitch = stride, .count = 1, .c = sums, .c_pitch = 0};
     for (int64_t i = 0; i < blocks; ++i) {
       const Range part = even_part(bytes / kRowBytes, i, blocks);
       const int64_t k0 = part.begin * kRowBytes, steps = part.end - part.begin;
-      const char* const block = panel + k0 * kNR;
-      const char* const next = i + 1 < blocks ? block + steps * kRowBytes * kNR : panel + stride;
+      const int64_t there = i + 1 < blocks ? part.end * kRowBytes * kNR : -1;
+      const NextBlocks next(one, there, steps * kRowBytes * kNR, tiles, steps);
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t m = t * kTileRows, R = min(kTileRows, M - m);
         done.between(R, {.a = A.data + (rows.begin + m) * A.stride + k0,
                          .a_stride = A.stride,
-                         .block = block,
+                         .block = panel + k0 * kNR,
                          .steps = steps * kRowBytes,
                          .c = sums + m * kNR,
                          .add = i > 0,
-                         .ahead = Ahead::share(next, steps * kRowBytes * kNR, t, tiles, steps)});
+                         .ahead = next.of_tile(t)});
         if (i + 1 < blocks) continue;
         done.m = rows.begin + m;
         done.rows = R;

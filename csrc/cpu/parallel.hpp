@@ -13,10 +13,19 @@ struct Range {
   int64_t begin, end;
 };
 
-// Part i of [0, count): the parts differ by one at most, the larger ones first.
+// [0, count) in parts that differ by one at most, the larger ones first. In a loop over short parts
+// this is made once: a division takes 40 to 90 cycles before Ice Lake.
+struct EvenParts {
+  int64_t size, larger;
+
+  EvenParts(int64_t count, int64_t parts)
+      : size(count / max(parts, 1)), larger(count % max(parts, 1)) {}
+  Range operator[](int64_t i) const {
+    return {i * size + min(i, larger), (i + 1) * size + min(i + 1, larger)};
+  }
+};
 inline Range even_part(int64_t count, int64_t i, int64_t parts) {
-  const int64_t size = count / parts, larger = count % parts;
-  return {i * size + min(i, larger), (i + 1) * size + min(i + 1, larger)};
+  return EvenParts(count, parts)[i];
 }
 
 // What is left of a thread's part of a step, [begin, end). The thread takes from its front; those

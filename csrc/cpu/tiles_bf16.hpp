@@ -268,7 +268,7 @@ template <int R, bool kTransposed, int kCount = 2>
 
 struct Tiles : Finished {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
-  static constexpr int64_t kUnit = 2;
+  static constexpr int64_t kUnit = 2, kTogether = 1;
 
   static const char* slab(const Weights& w, int64_t first, int64_t count, Range steps,
                           float* converted, int64_t* stride) {
@@ -283,27 +283,27 @@ struct Tiles : Finished {
 
   // As fma_tiles'.
   template <class Done>
-  static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
-                       float* c, const Done& done) {
+  static void multiply(const Left& A, Range rows, Range steps, const Panels& panels,
+                       const Done& done) {
     const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows);
     const int64_t pairs = ceil_div(steps.end - steps.begin, 2),
                   blocks = ceil_div(2 * pairs, kBlock);
+    const EvenParts heights(M, tiles);
     for (int64_t i = 0; i < blocks; ++i) {
       const Range part = even_part(pairs, i, blocks);
       const int64_t k0 = steps.begin + 2 * part.begin,
                     k1 = min(steps.end, steps.begin + 2 * part.end);
-      const char* const b = panel + part.begin * kPairBytes;
-      const char* const next = i + 1 < blocks ? panel + part.end * kPairBytes : after;
+      const int64_t there = i + 1 < blocks ? part.end * kPairBytes : -1;
+      const NextBlocks next(panels, there, panel_bytes(kBlock), tiles, kBlock / 2 / kLine);
       for (int64_t t = 0; t < tiles; ++t) {
-        const Range tile = even_part(M, t, tiles);
-        const Tile work{
-            .a = A.at(rows.begin + tile.begin, k0),
-            .a_stride = A.stride,
-            .b = b,
-            .K = k1 - k0,
-            .c = c + tile.begin * kNR,
-            .add = k0 > 0,
-            .ahead = Ahead::share(next, panel_bytes(kBlock), t, tiles, kBlock / 2 / kLine)};
+        const Range tile = heights[t];
+        const Tile work{.a = A.at(rows.begin + tile.begin, k0),
+                        .a_stride = A.stride,
+                        .b = panels.data + part.begin * kPairBytes,
+                        .K = k1 - k0,
+                        .c = panels.c + tile.begin * kNR,
+                        .add = k0 > 0,
+                        .ahead = next.of_tile(t)};
         with_rows<kTileRows>(tile.end - tile.begin, [&]<int R>() {
           A.is_transposed ? multiply_rows<R, true>(work) : multiply_rows<R, false>(work);
         });

@@ -143,7 +143,7 @@ inline void unpack_panel(const Weights& w, int64_t panel, void* weight) {
     }
 }
 
-// c (R, kNR) = or += a (R, K) b (K, kNR).
+// c (R, kNR) = or += a (R, K) b (K, kNR), of one panel or of two.
 struct Tile {
   const float* a;
   int64_t a_stride;
@@ -152,54 +152,69 @@ struct Tile {
   Result to;
   Ahead ahead;
   bool a_is_transposed = false;
+  int64_t b_pitch = 0, c_pitch = 0;  // floats from panel to panel
 };
+
+// A unit is a step.
+struct Kind {
+  using Sum = Vec;
+  using Factor = Vec;
+  static constexpr int kPanelVectors = 2, kHeld = 4;
+  static Vec load(const char* p) { return Vec::load(reinterpret_cast<const float*>(p)); }
+  static Vec broadcast(const char* p) { return Vec::set(*reinterpret_cast<const float*>(p)); }
+  static Vec add(Vec sum, Vec x, Vec y) { return fma(x, y, sum); }
+};
+
+template <int R, bool kTransposed>
+using ReaderOfA = std::conditional_t<kTransposed, TransposeReader, TileReader<R>>;
 
 // Not inlined, so that the loop has all registers whatever its caller keeps in them: in some
 // callers GCC held the pointers to A on the stack, 29 instructions for 12 multiply-adds instead
 // of 25.
-template <int R, bool kTransposed>
+template <int R, int kVectors, bool kTransposed>
 [[gnu::noinline]] void multiply_rows(const Tile& tile) {
-  const float *a = tile.a, *b = tile.b;
-  const int64_t K = tile.K;
   Ahead ahead = tile.ahead;
-  Vec acc[R][2];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = Vec::set(0);
-  TileReader<kTransposed ? 1 : R> rows(tile.a, tile.a_stride * 4);
-  for (int64_t k0 = 0; k0 < K; k0 += kLine) {
-    ahead.fetch();
-    for (int64_t left = min(kLine, K - k0); left > 0; --left) {
-      const Vec b0 = Vec::load(b), b1 = Vec::load(b + Vec::kLanes);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const Vec x = Vec::set(kTransposed ? a[r] : *reinterpret_cast<const float*>(rows.row(r)));
-        acc[r][0] = fma(x, b0, acc[r][0]);
-        acc[r][1] = fma(x, b1, acc[r][1]);
-      }
-      if constexpr (kTransposed)
-        a += tile.a_stride;
-      else
-        rows.advance(4);
-      b += kNR;
-    }
-  }
+  Vec acc[R][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
-    for (int h = 0; h < 2; ++h) {
-      float* out = tile.to.c + r * tile.to.stride + h * Vec::kLanes;
-      (tile.to.add ? Vec::load(out) + acc[r][h] : acc[r][h]).store(out);
-    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = Vec::set(0);
+  ReaderOfA<R, kTransposed> a(tile.a, tile.a_stride * 4);
+  PanelReader b{reinterpret_cast<const char*>(tile.b),
+                reinterpret_cast<const char*>(tile.b + tile.b_pitch)};
+  for (int64_t k0 = 0; k0 < tile.K; k0 += kLine) {
+    ahead.fetch();
+    add_units<Kind, kVectors>(acc, a, b, min(kLine, tile.K - k0));
+  }
+  const auto out = [to = tile.to, pitch = tile.c_pitch](int r, int v) {
+    return to.c + r * to.stride + v / 2 * pitch + v % 2 * Vec::kLanes;
+  };
+  if (tile.to.add) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) (Vec::load(out(r, v)) + acc[r][v]).store(out(r, v));
+  } else {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) acc[r][v].store(out(r, v));
+  }
 }
 
-inline void multiply(int64_t rows, const Tile& tile) {
-  with_rows<kMR>(rows, [&]<int R>() {
-    tile.a_is_transposed ? multiply_rows<R, true>(tile) : multiply_rows<R, false>(tile);
+template <int kMost, int kVectors>
+inline void multiply_tile(int64_t rows, const Tile& tile) {
+  with_rows<kMost>(rows, [&]<int R>() {
+    tile.a_is_transposed ? multiply_rows<R, kVectors, true>(tile)
+                         : multiply_rows<R, kVectors, false>(tile);
   });
 }
+inline void multiply(int64_t rows, const Tile& tile) { multiply_tile<kMR, 2>(rows, tile); }
 
 struct Tiles : Finished {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
   static constexpr int64_t kUnit = 1;  // steps that slabs are cut at
+  static constexpr int64_t kTogether = kPanels;
 
   // W's part of a slab as fp32, [panel][k][kNR]: where it lies packed, or converted.
   static const char* slab(const Weights& w, int64_t first, int64_t count, Range steps,
@@ -214,32 +229,33 @@ struct Tiles : Finished {
     return reinterpret_cast<const char*>(converted);
   }
 
-  // c (M, kNR) = or += rows of A times a slab of a panel; `after` is what is read next. done(rows)
-  // follows what completes them.
+  // c (M, kNR) of each panel = or += rows of A times its slab. done(rows) follows what completes
+  // them.
   template <class Done>
-  static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
-                       float* c, const Done& done) {
-    const float *const panel_steps = reinterpret_cast<const float*>(panel),
-                       *const then = reinterpret_cast<const float*>(after);
-    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kMR);
+  static void multiply(const Left& A, Range rows, Range steps, const Panels& panels,
+                       const Done& done) {
+    const int64_t M = rows.end - rows.begin, tiles = panels.tiles(M, kMR);
     const int64_t all = steps.end - steps.begin, blocks = ceil_div(all, kLongestBlock);
+    const EvenParts heights(M, tiles);
     for (int64_t i = 0; i < blocks; ++i) {
       const Range part = even_part(all, i, blocks);
-      const int64_t k0 = steps.begin + part.begin, K = part.end - part.begin;
-      const float *const b = panel_steps + part.begin * kNR, *const next = i + 1 < blocks
-                                                                               ? b + K * kNR
-                                                                               : then;
+      const int64_t k0 = steps.begin + part.begin, there = i + 1 < blocks ? part.end * kNR * 4 : -1;
+      const NextBlocks next(panels, there, kKC * kNR * 4, tiles, kKC / kLine);
       for (int64_t t = 0; t < tiles; ++t) {
-        const Range tile = even_part(M, t, tiles);
-        fma_tiles::multiply(tile.end - tile.begin,
-                            {.a = A.at(rows.begin + tile.begin, k0),
-                             .a_stride = A.stride,
-                             .b = b,
-                             .K = K,
-                             .to = {c + tile.begin * kNR, kNR, k0 > 0},
-                             .ahead = Ahead::share(next, kKC * kNR * 4, t, tiles, kKC / kLine),
-                             .a_is_transposed = A.is_transposed});
-        if (i + 1 == blocks) done({rows.begin + tile.begin, rows.begin + tile.end});
+        const Range some = heights[t];
+        const Tile tile{.a = A.at(rows.begin + some.begin, k0),
+                        .a_stride = A.stride,
+                        .b = reinterpret_cast<const float*>(panels.data) + part.begin * kNR,
+                        .K = part.end - part.begin,
+                        .to = {panels.c + some.begin * kNR, kNR, k0 > 0},
+                        .ahead = next.of_tile(t),
+                        .a_is_transposed = A.is_transposed,
+                        .b_pitch = panels.pitch / 4,
+                        .c_pitch = panels.c_pitch};
+        const int64_t R = some.end - some.begin;
+        panels.count > 1 ? multiply_tile<kPairRows, 2 * kPanels>(R, tile)
+                         : fma_tiles::multiply(R, tile);
+        if (i + 1 == blocks) done({rows.begin + some.begin, rows.begin + some.end});
       }
     }
   }
@@ -266,21 +282,9 @@ template <int R, int kVectors, bool kAcross>
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) acc[r][v] = Vec::set(0);
-  TileReader<R> rows(a, stride * 4);
-  for (int64_t k = 0; k < K; ++k) {
-    Vec held[2];
-    for (int v = 0; v < kVectors; ++v) held[v] = Vec::load(b + v * Vec::kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Vec x = Vec::set(kAcross ? a[r] : *reinterpret_cast<const float*>(rows.row(r)));
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = fma(x, held[v], acc[r][v]);
-    }
-    if constexpr (kAcross)
-      a += stride;
-    else
-      rows.advance(4);
-    b += kNR;
-  }
+  ReaderOfA<R, kAcross> from(a, stride * 4);
+  PanelReader panel{reinterpret_cast<const char*>(b), nullptr};
+  add_units<Kind, kVectors>(acc, from, panel, K);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) {

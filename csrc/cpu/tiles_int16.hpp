@@ -78,6 +78,16 @@ inline Ints add_pairs(Ints sum, Ints x, const char* y) {
 
 using Sums = Ints;
 
+// A unit is a pair of steps.
+struct Kind {
+  using Sum = Ints;
+  using Factor = Ints;
+  static constexpr int kPanelVectors = 128 / sizeof(Ints), kHeld = int16_tiles::kHeld;
+  static Ints load(const char* p) { return load_ints(p); }
+  static Ints broadcast(const char* pair) { return int16_tiles::broadcast(pair); }
+  static Ints add(Ints sum, Ints x, auto y) { return add_pairs(sum, x, y); }
+};
+
 constexpr int64_t kNR = 32;
 constexpr int64_t kBlock = 256;
 constexpr int64_t kPairs = kBlock / 2;
@@ -258,39 +268,19 @@ struct Tile {
 
 // As fma_tiles::multiply_rows. Of b kCount vectors of columns count. Pair i of row r is
 // a[r * a_stride + i], or, kAcross, a[i * a_stride + r].
-template <int R, int kCount = kVectors, bool kAcross = false>
+template <int R, int kCount, bool kAcross>
 [[gnu::noinline]] void multiply_rows(const Tile& tile) {
-  constexpr int kHere = kCount < kHeld ? kCount : kHeld;
-  const int64_t pairs = tile.pairs, across = tile.a_stride;
   Ahead ahead = tile.ahead;
   Ints acc[R][kCount];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < kCount; ++v) acc[r][v] = zero();
-  TileReader<R> rows(tile.a, tile.a_stride * 4);
-  const int32_t* a = tile.a;
-  const char* b = static_cast<const char*>(tile.b);
-  for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
+  std::conditional_t<kAcross, TransposeReader, TileReader<R>> a(tile.a, tile.a_stride * 4);
+  PanelReader b{static_cast<const char*>(tile.b), nullptr};
+  for (int64_t i = 0; i < tile.pairs; i += kLine) {
     ahead.fetch();
-    for (int64_t left = min(kLine, pairs - k0); left > 0; --left) {
-      Ints held[kHere];
-#pragma GCC unroll 4
-      for (int v = 0; v < kHere; ++v) held[v] = load_ints(b + v * sizeof(Ints));
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const Ints x = broadcast(kAcross ? reinterpret_cast<const char*>(a + r) : rows.row(r));
-#pragma GCC unroll 4
-        for (int v = 0; v < kCount; ++v)
-          acc[r][v] = v < kHere ? add_pairs(acc[r][v], x, held[v])
-                                : add_pairs(acc[r][v], x, b + v * sizeof(Ints));
-      }
-      if constexpr (kAcross)
-        a += across;
-      else
-        rows.advance(4);
-      b += kVectors * sizeof(Ints);
-    }
+    add_units<Kind, kCount>(acc, a, b, min(kLine, tile.pairs - i));
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -306,7 +296,7 @@ template <int R, int kCount = kVectors, bool kAcross = false>
 
 struct Tiles : Finished {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
-  static constexpr int64_t kUnit = kBlock;
+  static constexpr int64_t kUnit = kBlock, kTogether = 1;
 
   static const char* slab(const Weights& w, int64_t first, int64_t count, Range steps,
                           float* converted, int64_t* stride) {
@@ -321,30 +311,33 @@ struct Tiles : Finished {
 
   // As fma_tiles'.
   template <class Done>
-  static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
-                       float* c, const Done& done) {
-    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows), stride = A.stride / 4;
-    for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kBlock, panel += kBlockBytes) {
-      const int64_t pairs = ceil_div(min(kBlock, steps.end - k0), 2);
-      const char* const next = k0 + kBlock < steps.end ? panel + kBlockBytes : after;
-      const auto* const scales = reinterpret_cast<const float*>(panel + kBlock * kNR * 2);
+  static void multiply(const Left& A, Range rows, Range steps, const Panels& panels,
+                       const Done& done) {
+    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows);
+    const EvenParts heights(M, tiles);
+    int64_t here = 0;
+    for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kBlock, here += kBlockBytes) {
+      const int64_t there = k0 + kBlock < steps.end ? here + kBlockBytes : -1;
+      const NextBlocks next(panels, there, kBlockBytes, tiles, kPairs / kLine);
+      const char* const block = panels.data + here;
       for (int64_t t = 0; t < tiles; ++t) {
-        const Range tile = even_part(M, t, tiles);
-        const int64_t m = rows.begin + tile.begin, R = tile.end - tile.begin;
-        const Tile work{.a = A.pairs(m, k0),
-                        .a_stride = stride,
+        const Range some = heights[t];
+        const int64_t m = rows.begin + some.begin;
+        const Tile tile{.a = A.pairs(m, k0),
+                        .a_stride = A.stride / 4,
                         .a_scale = A.scale(m, k0),
                         .a_scale_stride = A.scale_stride(),
-                        .b = panel,
-                        .b_scale = scales,
-                        .pairs = pairs,
-                        .c = c + tile.begin * kNR,
+                        .b = block,
+                        .b_scale = reinterpret_cast<const float*>(block + kBlock * kNR * 2),
+                        .pairs = ceil_div(min(kBlock, steps.end - k0), 2),
+                        .c = panels.c + some.begin * kNR,
                         .add = k0 > 0,
-                        .ahead = Ahead::share(next, kBlockBytes, t, tiles, kPairs / kLine)};
-        with_rows<kTileRows>(R, [&]<int kRows>() {
-          A.is_transposed ? multiply_rows<kRows, kVectors, true>(work) : multiply_rows<kRows>(work);
+                        .ahead = next.of_tile(t)};
+        with_rows<kTileRows>(some.end - some.begin, [&]<int R>() {
+          A.is_transposed ? multiply_rows<R, kVectors, true>(tile)
+                          : multiply_rows<R, kVectors, false>(tile);
         });
-        if (k0 + kBlock >= steps.end) done({m, m + R});
+        if (k0 + kBlock >= steps.end) done({m, rows.begin + some.end});
       }
     }
   }

@@ -248,7 +248,7 @@ namespace int8_tiles {
 
 struct Tiles {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
-  static constexpr int64_t kUnit = kBlock;
+  static constexpr int64_t kUnit = kBlock, kTogether = int8_tiles::kTogether;
 
   static const char* slab(const Weights& w, int64_t first, int64_t, Range steps, float*,
                           int64_t* stride) {
@@ -259,36 +259,38 @@ struct Tiles {
 
   // As fma_tiles'.
   template <class Done>
-  static void multiply(const Left& A, Range rows, Range steps, const char* panel, const char* after,
-                       float* c, const Done& done) {
-    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows), stride = A.stride;
-    const char* const start = A.data + rows.begin * stride;
+  static void multiply(const Left& A, Range rows, Range steps, const Panels& panels,
+                       const Done& done) {
+    const int64_t M = rows.end - rows.begin, tiles = panels.tiles(M, kTileRows);
+    const EvenParts heights(M, tiles);
     for (int64_t k0 = steps.begin; k0 < steps.end; k0 += kBlock) {
-      const int64_t K = min(kBlock, round_up(steps.end - k0, kRowBytes));
-      const char* const block = panel + (k0 - steps.begin) * kNR;
-      const char* const next = k0 + kBlock < steps.end ? block + kBlock * kNR : after;
+      const int64_t here = (k0 - steps.begin) * kNR,
+                    there = k0 + kBlock < steps.end ? here + kBlock * kNR : -1;
+      const NextBlocks next(panels, there, kBlock * kNR, tiles, kBlock / kFetchSteps);
       for (int64_t t = 0; t < tiles; ++t) {
-        const Range tile = even_part(M, t, tiles);
-        multiply_rows(tile.end - tile.begin,
-                      {.a = start + tile.begin * stride + k0,
-                       .a_stride = stride,
-                       .block = block,
-                       .steps = K,
-                       .c = c + tile.begin * kNR,
-                       .add = k0 > 0,
-                       .ahead = Ahead::share(next, kBlock * kNR, t, tiles, kBlock / kFetchSteps)});
-        if (k0 + kBlock >= steps.end) done({rows.begin + tile.begin, rows.begin + tile.end});
+        const Range some = heights[t];
+        const Range now{rows.begin + some.begin, rows.begin + some.end};
+        const Tile tile{.a = A.data + now.begin * A.stride + k0,
+                        .a_stride = A.stride,
+                        .block = panels.data + here,
+                        .steps = min(kBlock, round_up(steps.end - k0, kRowBytes)),
+                        .c = panels.c + some.begin * kNR,
+                        .add = k0 > 0,
+                        .ahead = next.of_tile(t),
+                        .panels = panels.count,
+                        .pitch = panels.pitch,
+                        .c_pitch = panels.c_pitch};
+        multiply_rows(some.end - some.begin, tile);
+        if (k0 + kBlock >= steps.end) done(now);
       }
     }
   }
 
-  // f(rows, c): sums of rows, whose last slab of a panel is this one, to fp32.
-  static auto finisher(const Left& A, Range steps, const char* panel) {
+  // Sums of rows, whose last slab of a panel is this one, to fp32.
+  static void finish(const Left& A, Range steps, const char* panel, Range rows, float* c) {
     Columns columns;
     memcpy(&columns, panel + (A.bytes - steps.begin) * kNR, sizeof(columns));
-    return [A, columns](Range rows, float* c) {
-      for (int64_t m = rows.begin; m < rows.end; ++m, c += kNR) finish_row(A.scale(m), columns, c);
-    };
+    for (int64_t m = rows.begin; m < rows.end; ++m, c += kNR) finish_row(A.scale(m), columns, c);
   }
 };
 
