@@ -206,7 +206,8 @@ def test_a_run_out_of_time_begins_no_row(monkeypatch, capsys):
         ("avx2 fma avx512f", "avx512"),
         ("avx2 fma avx512f avx512_vnni", "avx512_vnni"),
         ("avx2 fma avx512f avx512_vnni avx512_bf16", "avx512_bf16"),
-        ("avx2 fma avx512f avx512_vnni amx_tile amx_bf16", "amx"),
+        ("avx2 fma avx512f avx512_vnni avx512_bf16 avx_vnni", "avx512_wide"),
+        ("avx2 fma avx512f avx512_vnni avx512_bf16 avx_vnni amx_tile amx_bf16", "amx"),
     ],
 )
 def test_the_class_is_the_best_instruction_set(flags, name):

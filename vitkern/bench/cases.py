@@ -10,9 +10,14 @@ from .. import cpu
 from ..precision import PRECISIONS
 
 # From the instruction set: class -> (its name in words, flags of the CPU that it needs). The first
-# one that fits is the machine's.
+# one that fits is the machine's. AVX-VNNI tells the CPUs of which two units multiply 512 bits (Zen
+# 5, AMX's without AMX) from those that multiply 512 in two halves (Zen 4).
 CLASSES = {
     "amx": ("AMX", "amx_tile amx_bf16"),
+    "avx512_wide": (
+        "AVX-512 VNNI and bf16, 512 bits wide",
+        "avx512f avx512_vnni avx512_bf16 avx_vnni",
+    ),
     "avx512_bf16": ("AVX-512 VNNI and bf16", "avx512f avx512_vnni avx512_bf16"),
     "avx512_vnni": ("AVX-512 VNNI", "avx512f avx512_vnni"),
     "avx512": ("AVX-512", "avx512f"),
