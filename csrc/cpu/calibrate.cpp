@@ -113,10 +113,10 @@ int64_t multiply_pairs(const Factors& f, Vec& total) {
 #pragma GCC unroll 8
       for (int64_t r = 0; r < kRows; ++r) {
         const Ints a = broadcast(reinterpret_cast<const char*>(f.a + k * kRows + r));
-        c[r][0] = add_pairs(c[r][0], a, held);
+        c[r][0] = Kind::add(c[r][0], a, held);
 #pragma GCC unroll 3
         for (int64_t j = 1; j < kColumns; ++j)
-          c[r][j] = add_pairs(c[r][j], a, b + j * sizeof(Ints));
+          c[r][j] = Kind::add(c[r][j], a, b + j * sizeof(Ints));
       }
     }
 #pragma GCC unroll 8

@@ -124,7 +124,7 @@ struct Bf16Factors {
       tile.c += rows.begin * kQueries;
       with_rows<bf16_tiles::kTileRows>(rows.end - rows.begin, [&]<int R>() {
         with_rows<kQueryVectors>(
-            vectors, [&]<int kCount>() { bf16_tiles::multiply_rows<R, kAcross, kCount>(tile); });
+            vectors, [&]<int kCount>() { bf16_tiles::multiply_rows<R, kCount, kAcross>(tile); });
       });
     }
   }

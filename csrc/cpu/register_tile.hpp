@@ -56,6 +56,9 @@ struct TransposeReader {
   void advance_units(int64_t units) { p += units * s; }
 };
 
+template <int R, bool kTransposed>
+using ReaderOfA = std::conditional_t<kTransposed, TransposeReader, TileReader<R>>;
+
 // Of two panels each one's next unit; the second is not read by tiles of one.
 struct PanelReader {
   const char *first, *second;

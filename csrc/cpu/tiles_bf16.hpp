@@ -202,6 +202,7 @@ struct Tile {
   float* c;
   bool add;
   Ahead ahead;
+  int64_t pitch = 0, c_pitch = 0;  // bytes, floats from panel to panel
 };
 
 using Ints = __m512i;  // pairs of elements
@@ -214,61 +215,57 @@ inline Ints broadcast(const char* pair) {
   return _mm512_set1_epi32(both);
 }
 inline Vec to_floats(Sums sum) { return {sum}; }
-// sum += x y over both elements of each pair.
-inline Sums add_pairs(Sums sum, Ints x, Ints y) {
-  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
-}
-inline Sums add_pairs(Sums sum, Ints x, const char* y) { return add_pairs(sum, x, load_ints(y)); }
+// A unit is a pair of steps.
+struct Kind {
+  using Sum = Sums;
+  using Factor = Ints;
+  static constexpr int kPanelVectors = 2, kHeld = 4;
+  static Ints load(const char* p) { return load_ints(p); }
+  static Ints broadcast(const char* pair) { return bf16_tiles::broadcast(pair); }
+  static Sums add(Sums sum, Ints x, Ints y) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
+  }
+  static Sums add(Sums sum, Ints x, const char* y) { return add(sum, x, load_ints(y)); }
+};
 
-// As fma_tiles::multiply_rows, for the first kCount vectors of columns. No lambda holds the
-// accumulators: GCC would keep them in memory.
-template <int R, bool kTransposed, int kCount = 2>
+// As fma_tiles::multiply_rows, for kVectors of columns.
+template <int R, int kVectors, bool kTransposed>
 [[gnu::noinline]] void multiply_rows(const Tile& tile) {
-  const char *a = tile.a, *b = tile.b;
   Ahead ahead = tile.ahead;
-  Sums acc[R][2];
+  Sums acc[R][kVectors];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
-  TileReader<kTransposed ? 1 : R> rows(tile.a, tile.a_stride);
-  int32_t last[R];
-  int64_t pairs = kTransposed ? ceil_div(tile.K, 2) : tile.K / 2;
-  for (bool odd = !kTransposed && tile.K % 2;; odd = false, pairs = 1) {
-    for (int64_t k0 = 0; k0 < pairs; k0 += kLine) {
-      ahead.fetch();
-      for (int64_t left = min(kLine, pairs - k0); left > 0; --left) {
-        const Ints b0 = load_ints(b), b1 = kCount > 1 ? load_ints(b + sizeof(Ints)) : b0;
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          const Ints x = broadcast(kTransposed ? a + r * 4 : rows.row(r));
-          acc[r][0] = add_pairs(acc[r][0], x, b0);
-          if constexpr (kCount > 1) acc[r][1] = add_pairs(acc[r][1], x, b1);
-        }
-        if constexpr (kTransposed)
-          a += tile.a_stride;
-        else
-          rows.advance(4);
-        b += kPairBytes;
-      }
-    }
-    if (!odd) break;
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
+  ReaderOfA<R, kTransposed> a(tile.a, tile.a_stride);
+  PanelReader b{tile.b, tile.b + tile.pitch};
+  const int64_t pairs = kTransposed ? ceil_div(tile.K, 2) : tile.K / 2;
+  for (int64_t i = 0; i < pairs; i += kLine) {
+    ahead.fetch();
+    add_units<Kind, kVectors>(acc, a, b, min(kLine, pairs - i));
+  }
+  if (!kTransposed && tile.K % 2) {
     // What lies behind a row's last element may not be a number, nor memory.
+    int32_t last[R];
     for (int r = 0; r < R; ++r)
       last[r] = *reinterpret_cast<const uint16_t*>(tile.a + r * tile.a_stride + (tile.K - 1) * 2);
     asm volatile("" ::"r"(last) : "memory");  // TileReader hides what its pointers point to
-    rows = {last, sizeof(last[0])};
+    TileReader<R> end(last, sizeof(last[0]));
+    add_units<Kind, kVectors>(acc, end, b, 1);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
-    for (int h = 0; h < kCount; ++h) {
-      float* const out = tile.c + r * kNR + h * Vec::kLanes;
-      const Vec sum = to_floats(acc[r][h]);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      float* const out = tile.c + v / 2 * tile.c_pitch + r * kNR + v % 2 * Vec::kLanes;
+      const Vec sum = to_floats(acc[r][v]);
       (tile.add ? Vec::load(out) + sum : sum).store(out);
     }
 }
 
 struct Tiles : Finished {
   static constexpr int64_t kColumns = kNR, kPartRows = kMaxRows;
-  static constexpr int64_t kUnit = 2, kTogether = 1;
+  static constexpr int64_t kUnit = 2, kTogether = kPanels;
 
   static const char* slab(const Weights& w, int64_t first, int64_t count, Range steps,
                           float* converted, int64_t* stride) {
@@ -285,7 +282,7 @@ struct Tiles : Finished {
   template <class Done>
   static void multiply(const Left& A, Range rows, Range steps, const Panels& panels,
                        const Done& done) {
-    const int64_t M = rows.end - rows.begin, tiles = ceil_div(M, kTileRows);
+    const int64_t M = rows.end - rows.begin, tiles = panels.tiles(M, kTileRows);
     const int64_t pairs = ceil_div(steps.end - steps.begin, 2),
                   blocks = ceil_div(2 * pairs, kBlock);
     const EvenParts heights(M, tiles);
@@ -296,20 +293,31 @@ struct Tiles : Finished {
       const int64_t there = i + 1 < blocks ? part.end * kPairBytes : -1;
       const NextBlocks next(panels, there, panel_bytes(kBlock), tiles, kBlock / 2 / kLine);
       for (int64_t t = 0; t < tiles; ++t) {
-        const Range tile = heights[t];
-        const Tile work{.a = A.at(rows.begin + tile.begin, k0),
+        const Range some = heights[t];
+        const Tile tile{.a = A.at(rows.begin + some.begin, k0),
                         .a_stride = A.stride,
                         .b = panels.data + part.begin * kPairBytes,
                         .K = k1 - k0,
-                        .c = panels.c + tile.begin * kNR,
+                        .c = panels.c + some.begin * kNR,
                         .add = k0 > 0,
-                        .ahead = next.of_tile(t)};
-        with_rows<kTileRows>(tile.end - tile.begin, [&]<int R>() {
-          A.is_transposed ? multiply_rows<R, true>(work) : multiply_rows<R, false>(work);
-        });
-        if (i + 1 == blocks) done({rows.begin + tile.begin, rows.begin + tile.end});
+                        .ahead = next.of_tile(t),
+                        .pitch = panels.pitch,
+                        .c_pitch = panels.c_pitch};
+        const int64_t R = some.end - some.begin;
+        panels.count > 1 ? multiply_tile<kPairRows, 2 * kPanels>(R, tile, A.is_transposed)
+                         : multiply_tile<kTileRows, 2>(R, tile, A.is_transposed);
+        if (i + 1 == blocks) done({rows.begin + some.begin, rows.begin + some.end});
       }
     }
+  }
+
+ private:
+  template <int kMost, int kVectors>
+  static void multiply_tile(int64_t rows, const Tile& tile, bool is_transposed) {
+    with_rows<kMost>(rows, [&]<int R>() {
+      is_transposed ? multiply_rows<R, kVectors, true>(tile)
+                    : multiply_rows<R, kVectors, false>(tile);
+    });
   }
 };
 

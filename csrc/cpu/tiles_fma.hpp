@@ -165,9 +165,6 @@ struct Kind {
   static Vec add(Vec sum, Vec x, Vec y) { return fma(x, y, sum); }
 };
 
-template <int R, bool kTransposed>
-using ReaderOfA = std::conditional_t<kTransposed, TransposeReader, TileReader<R>>;
-
 // Not inlined, so that the loop has all registers whatever its caller keeps in them: in some
 // callers GCC held the pointers to A on the stack, 29 instructions for 12 multiply-adds instead
 // of 25.

@@ -276,7 +276,7 @@ template <int R, int kCount, bool kAcross>
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < kCount; ++v) acc[r][v] = zero();
-  std::conditional_t<kAcross, TransposeReader, TileReader<R>> a(tile.a, tile.a_stride * 4);
+  ReaderOfA<R, kAcross> a(tile.a, tile.a_stride * 4);
   PanelReader b{static_cast<const char*>(tile.b), nullptr};
   for (int64_t i = 0; i < tile.pairs; i += kLine) {
     ahead.fetch();
