@@ -100,12 +100,11 @@ def operator_launches(case: Case, recorder: Recorder) -> None:
     cast, model = MIXTURES[case.precision].cast, _model(case)
     image = _images(case, model)
     with torch.set_grad_enabled(case.training), executing(recorder), Launchers():
-        y = model.fused_forward(image, cast)
+        ends = _model(case._replace(depth=0))  # the blocks are the same
+        results = [model.fused_forward(image, cast), ends.fused_forward(image, cast, head=False)]
         if case.training:
-            y.backward(torch.empty_like(y))
-        else:
-            ends = _model(case._replace(depth=0))  # the blocks are the same
-            ends.fused_forward(image, cast, head=False)  # forward_features
+            for one in results:  # logits, and forward_features
+                one.backward(torch.empty_like(one))
 
 
 def engine_launches(case: Case, recorder: Recorder) -> None:
