@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks import report, rows
+from benchmarks import preload, report, rows
 from benchmarks.cpu import results
 from vitkern.bench import tables
 from vitkern.bench.cases import CASES, CLASSES, QUICK, Case, Contestant, contestants, machine_class
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None, runner: Runner | None = None) -
         return refuse("the native extension is not built: make setup")
     if os.environ.get("VITKERN_ISA"):
         return refuse("VITKERN_ISA forces an instruction set: unset it, or the class would lie")
-    if given.preload and not given.preload.is_file():
-        return refuse(f"--preload {given.preload}: no such file")
+    if why := preload.why_not(given.preload):
+        return refuse(why)
     load = os.getloadavg()[0]
     if load > BUSY:
         print(f"warning: load average {load:.1f}: repeat it when the machine is quiet")
@@ -88,11 +88,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         help="begin only what ends within N minutes; run it again for the rest",
     )
-    parser.add_argument(
-        "--preload", type=pathlib.Path, metavar="LIBRARY",
-        help="LD_PRELOAD of the peers (never of vitkern), where a virtual machine hides from them"
-        " what its CPU can do",
-    )  # fmt: skip
+    preload.add_option(parser)
     parser.add_argument(
         "--results", type=pathlib.Path, metavar="FOLDER", default=rows.RESULTS,
         help="where results files are (default benchmarks/results; with another one the documents"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import report, rows
+from benchmarks import preload, report, rows
 from benchmarks.training import curves, tables
 from vitkern.bench.cases import machine_class, multiplies_bf16
 from vitkern.bench.turns import Worker, child_environment
@@ -62,20 +62,20 @@ def contestants() -> list[Contestant]:
     ]
 
 
-def started(one: Contestant, case: Case, preload: pathlib.Path | None) -> Worker:
+def started(one: Contestant, case: Case, library: pathlib.Path | None) -> Worker:
     """A contestant's process (worker.py)."""
     given = case._asdict() | one._asdict() | {"threads": torch.get_num_threads()}
     command = [sys.executable, "-m", "benchmarks.training.worker", json.dumps(given)]
     environment = child_environment()
-    if preload and one.contestant in tables.PEERS:  # which may then use what was kept from them
+    if library and one.contestant in tables.PEERS:  # which may then use what was kept from them
         environment.pop("ONEDNN_MAX_CPU_ISA", None)
-        environment["LD_PRELOAD"] = str(preload.resolve())
+        environment["LD_PRELOAD"] = str(library.resolve())
     return Worker(command, tempfile.TemporaryFile("w+"), environment)
 
 
-def measure(case: Case, seconds: float, preload: pathlib.Path | None) -> Iterator[dict[str, Any]]:
+def measure(case: Case, seconds: float, library: pathlib.Path | None) -> Iterator[dict[str, Any]]:
     """A row for each contestant."""
-    children = {one: started(one, case, preload) for one in contestants()}
+    children = {one: started(one, case, library) for one in contestants()}
     try:
         for child in children.values():  # compiles, and allocates the optimizer's state
             child.ask("step"), child.ask("step")
@@ -106,14 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--quick", action="store_true", help="the small model, not published")
     parser.add_argument("--curves", action="store_true", help="only the losses, not published")
-    parser.add_argument(
-        "--preload", type=pathlib.Path, metavar="LIBRARY",
-        help="LD_PRELOAD of the peers (never of vitkern), where a virtual machine hides from them "
-        "what its CPU can do",
-    )  # fmt: skip
+    preload.add_option(parser)
     given = parser.parse_args(arguments)
-    if given.preload and not given.preload.is_file():
-        print(f"benchmarks.training: --preload {given.preload}: no such file", file=sys.stderr)
+    if why := preload.why_not(given.preload):
+        print(f"benchmarks.training: {why}", file=sys.stderr)
         return 2
     note = let_torch_run_bf16()
     if note:

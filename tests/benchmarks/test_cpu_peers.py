@@ -226,6 +226,12 @@ def test_bf16_is_asked_of_peers_where_the_cpu_has_it():
     assert ("compile", "bf16") in asked({"amx_bf16": True})
 
 
+def test_a_library_to_preload_that_is_not_there_is_refused(run, tmp_path, capsys):
+    missing = tmp_path / "none.so"
+    assert run("--preload", str(missing)) == 2
+    assert f"--preload {missing}: no such file" in capsys.readouterr().err
+
+
 def test_another_class_is_refused_in_one_sentence(run, capsys):
     wanted = "amx" if HERE != "amx" else "avx2"
     assert run("--class", wanted) == 2
