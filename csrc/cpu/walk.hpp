@@ -13,8 +13,8 @@
 //
 // AVX-512's 6 rows by two panels read half as much of A, which comes from L2, as 14 rows by one,
 // and take 36 instead of 46 instructions for 24 multiply-adds: on a Cascade Lake 1.3 times as
-// fast, 1.45 where the core's other hyperthread is busy. The last of an odd number of panels is
-// multiplied by 14 rows.
+// fast, 1.45 where the core's other hyperthread is busy, on a Zen 5 1.04. The last of an odd number
+// of panels is multiplied by 14 rows.
 //
 // Rows are cut into tiles of almost equal height (even_part): 197 rows with kMR = 14 make 2 tiles
 // of 14 rows and 13 tiles of 13. Fourteen full tiles and one of a single row would be slower: that
@@ -132,25 +132,25 @@ void walk(const Left& A, Range rows, const Weights& w, Range panels, float* scra
         int64_t p = 0;
         for (int64_t together; p < count; p += together) {
           together = min(Tiles::kTogether, count - p);
-          const Panels panels{.data = b + p * b_stride,
-                              .pitch = b_stride,
-                              .count = together,
-                              .c = waiting + (p * M + some.begin - rows.begin) * kNR,
-                              .c_pitch = M * kNR};
+          const Panels now{.data = b + p * b_stride,
+                           .pitch = b_stride,
+                           .count = together,
+                           .c = waiting + (p * M + some.begin - rows.begin) * kNR,
+                           .c_pitch = M * kNR};
           const auto done = [&](Range tile) {  // while its sums are in L1
             if (slab.end < w.K) return;
             for (int64_t i = 0; i < together; ++i) {
               const int64_t n0 = (first + p + i) * kNR, n = min(kNR, w.N - n0);
-              float* const sums = panels.sums(i) + (tile.begin - some.begin) * kNR;
-              Tiles::finish(A, slab, panels.at(i), tile, sums);
+              float* const sums = now.sums(i) + (tile.begin - some.begin) * kNR;
+              Tiles::finish(A, slab, now.at(i), tile, sums);
               finish_rows<kNR>(epilogue, tile, n0, n, sums);
             }
           };
           if (w.K) {
-            Tiles::multiply(A, some, slab, panels, done);
+            Tiles::multiply(A, some, slab, now, done);
           } else {
             for (int64_t i = 0; i < together; ++i)
-              memset(panels.sums(i), 0, (some.end - some.begin) * kNR * sizeof(float));
+              memset(now.sums(i), 0, (some.end - some.begin) * kNR * sizeof(float));
             done(some);
           }
         }
