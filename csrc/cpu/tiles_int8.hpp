@@ -70,15 +70,17 @@ inline int64_t gemm_scratch(int64_t M, int64_t K, Precision) {
   return max(kGroup * kNR * (kSlab + M), finer::gemm_scratch(M, K, kFiner));
 }
 
-// The nearest integers of v, which are in 0 .. 255, lane by lane.
+// The nearest integers of v, the least 0 and the largest 255, lane by lane.
 inline void store_bytes(Vec v, uint8_t* out) {
 #if defined(__AVX512F__)
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v.v)));
+  const __m512i q = _mm512_max_epi32(_mm512_cvtps_epi32(v.v), _mm512_setzero_si512());
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtusepi32_epi8(q));
 #elif defined(__AVX2__)
   const __m256i q = _mm256_cvtps_epi32(v.v);
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(words, words));
 #else
+  v = lesser(greater(nearest(v), Vec::set(0)), Vec::set(255));
   for (int64_t i = 0; i < Vec::kLanes; ++i) out[i] = static_cast<uint8_t>(v.v[i]);
 #endif
 }
@@ -114,10 +116,8 @@ inline RowScale quantise(const float* x, int64_t n, uint8_t* out) {
     return {0, 0};
   }
   const float inverse = 1 / scale, zero = rintf(-low * inverse);
-  for (int64_t i = 0; i < n; i += L) {
-    const Vec q = nearest(Vec::load(x + i, n - i) * Vec::set(inverse)) + Vec::set(zero);
-    store_bytes(lesser(greater(q, Vec::set(0)), Vec::set(255)), out + i);
-  }
+  for (int64_t i = 0; i < n; i += L)
+    store_bytes(fma(Vec::load(x + i, n - i), Vec::set(inverse), Vec::set(zero)), out + i);
   return {scale, static_cast<int32_t>(zero)};
 }
 
@@ -155,8 +155,8 @@ struct Left {
   void put(int64_t m, int64_t k, const float* from, int64_t n) const {
     memcpy(waiting(m) + k, from, n * sizeof(float));
   }
-#if defined(VITKERN_AMX)
   bool has_few_bits() const { return !is_finer; }
+#if defined(VITKERN_AMX)
   template <int, class Work>
   [[gnu::always_inline]] bool with_rows(int64_t m, int64_t k, const Work& work) const {
     work(amx_tiles::FloatRows{reinterpret_cast<char*>(waiting(m) + k), stride});
