@@ -33,7 +33,10 @@ _HALF_RATE = ("sm_86", "sm_89", "sm_120")  # of sm_80's tensor cores: operands a
 def _tile(
     BM: int, BN: int, num_warps: int, num_stages: int, why: str, bits: int = 16, **rates: int
 ) -> tuple[Row, ...]:
-    """A row for each group of architectures, with its `rate` in percent."""
+    """A row for each group of architectures, with its `rate` in percent.
+
+    The first row of a shape is an architecture's own: one by name stands before its group's.
+    """
     blocks = {"BM": BM, "BN": BN, "BK": 64 if bits in (16, MIXED) else 32, "GROUP": 8}
     return tuple(
         Row(
@@ -76,8 +79,8 @@ _ONE_IMAGE = (
 _TF32 = (
     *_tile(128, 128, 8, 3, _ROUNDED, TF32, sm_80=66, half_rate=100, sm_90=57, sm_100=33),
     *_tile(64, 128, 4, 3, _HALVED, TF32, sm_80=64, half_rate=100, sm_90=40, sm_100=20),
-    *_tile(64, 64, 4, 3, _FEW, TF32, sm_80=39, half_rate=81, sm_90=33, sm_100=17),
-    *_tile(32, 64, 4, 3, _ONE, TF32, sm_80=36, half_rate=73),
+    *_tile(64, 64, 4, 3, _FEW, TF32, sm_80=39, sm_120=94, half_rate=81, sm_90=33, sm_100=17),
+    *_tile(32, 64, 4, 3, _ONE, TF32, sm_80=36, sm_120=88, half_rate=73),
     *_tile(64, 32, 4, 3, _WGMMA, TF32, sm_90=25, sm_100=12),
 )
 _FP32 = (
@@ -175,7 +178,8 @@ TILES: dict[str, tuple[Row, ...]] = {
         # sm_80: 47 with an activation, up to 73 without; then 46 to 72
         *_tile(128, 128, 8, 3, _ROUNDED, TF32, sm_80=60, half_rate=100),
         *_tile(64, 128, 4, 3, _HALVED, TF32, sm_80=59, half_rate=100),
-        *_tile(64, 64, 4, 3, _FEW, TF32, half_rate=74),  # 66 with an activation, up to 81 without
+        # 66 with an activation, up to 81 without; on sm_120 90 to 96
+        *_tile(64, 64, 4, 3, _FEW, TF32, sm_120=93, half_rate=74),
         *_tile(128, 256, 8, 3, _WIDE, MIXED, sm_100=45),  # 40 with an activation
         *_FEW_ROWS, *_TF32, *_FP32, *_MIXED_LARGE,
         *_tile(64, 64, 4, 4, _FEW, MIXED, half_rate=84),  # 80 to 89
