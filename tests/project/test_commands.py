@@ -158,10 +158,14 @@ def installed_by(page: pathlib.Path) -> set[str]:
 
 
 def command_source(path: pathlib.Path) -> str:
-    """A command's source, and that of the module beside it whose command it is with a docstring."""
+    """A command's source, and those of modules beside or above it that have a part of its options.
+
+    One whose command it is with a docstring, or one that adds an option to it.
+    """
     text = path.read_text(encoding="utf-8")
-    shared = re.findall(r"\b(\w+)\.main\(\s*__doc__", text)
-    return text + "".join(path.with_name(f"{name}.py").read_text() for name in shared)
+    shared = re.findall(r"\b(\w+)\.(?:main\(\s*__doc__|add_option\(parser)", text)
+    places = [folder / f"{name}.py" for name in shared for folder in (path.parent, path.parents[1])]
+    return text + "".join(one.read_text(encoding="utf-8") for one in places if one.is_file())
 
 
 @pytest.mark.parametrize("line", of_program("python"), ids=str)
