@@ -9,11 +9,20 @@ import torch
 
 pytest.importorskip("triton")
 import triton
+import triton.language as tl
 
 from tests.evidence.fake_cuda import fake_cuda
 from tests.gpu.mocked_driver import pretended
 from tests.gpu.version_matrix import launches
-from vitkern.gpu import compiler, configs, gemm, linear_residual, triton_version
+from vitkern.gpu import (
+    compiler,
+    configs,
+    gemm,
+    linear_residual,
+    moments,
+    patch_embed,
+    triton_version,
+)
 from vitkern.gpu.launch import Recorder, executing
 
 
@@ -181,3 +190,33 @@ def test_the_build_says_which_triton_it_needs(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(triton, "__version__", "3.3.1")
     assert main(["aot", "--arch", "sm_80", "--out", str(tmp_path)]) == 2
     assert "need Triton 3.4 or newer" in capsys.readouterr().err
+
+
+HASHES = """
+import sys
+from vitkern.gpu import compiler, linear_residual, patch_embed
+kernels = patch_embed.patch_embed_forward, linear_residual.linear_residual_forward
+for kernel in kernels[:: int(sys.argv[1])]:
+    kernel.cache_key  # as Triton asks for it when it compiles one
+print([compiler.source_of(kernel) for kernel in kernels])
+"""
+
+
+def test_a_kernel_s_hash_does_not_depend_on_which_was_compiled_first():
+    """Half of a build's kernels were of "another version" to a process that began with others."""
+    orders = [
+        subprocess.run([sys.executable, "-c", HASHES, step], capture_output=True, text=True)
+        for step in ("1", "-1")
+    ]
+    assert orders[0].returncode == 0, orders[0].stderr
+    assert orders[0].stdout == orders[1].stdout
+
+
+def test_a_kernel_s_hash_sees_the_constants_of_what_it_calls(monkeypatch):
+    kernel = patch_embed.patch_embed_forward
+    before = compiler.source_of(kernel)
+    monkeypatch.setattr(compiler, "_sources", {})
+    assert compiler.source_of(kernel) == before
+    monkeypatch.setattr(moments, "_WIDTH", tl.constexpr(16))
+    monkeypatch.setattr(compiler, "_sources", {})
+    assert compiler.source_of(kernel) != before

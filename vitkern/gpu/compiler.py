@@ -15,6 +15,7 @@ import re
 import struct
 import tempfile
 import threading
+import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language import constexpr
+from triton.runtime.jit import JITFunction
 
 from .configs import TARGETS
 from .launch import ALIGNMENT, Variant, grouped
@@ -150,10 +153,44 @@ def _whole(asm: Mapping[str, Any]) -> bytes:
     return code
 
 
+_sources: dict[int, tuple[JITFunction, str]] = {}  # with its function, which keeps its id
+
+
+def source_of(kernel: JITFunction) -> str:
+    """A hash of a kernel's source, of all that it calls and of the constants that they name.
+
+    Not Triton's `cache_key`: it leaves out the constants of a function that was not hashed before
+    its caller, so that two processes that begin with other kernels disagree about the same one.
+    """
+    if id(kernel) not in _sources:
+        parts: dict[tuple[str, str], tuple[Any, ...]] = {}
+        _add_source(kernel, parts)
+        hashed = hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
+        _sources[id(kernel)] = kernel, hashed
+    return _sources[id(kernel)][1]
+
+
+def _add_source(function: JITFunction, parts: dict[tuple[str, str], tuple[Any, ...]]) -> None:
+    python = function.fn
+    where = python.__module__, python.__qualname__
+    if where in parts:
+        return
+    names = sorted(set(python.__code__.co_names))
+    known = {name: python.__globals__[name] for name in names if name in python.__globals__}
+    used = list(known.items())
+    for module in (value for value in known.values() if isinstance(value, types.ModuleType)):
+        used += [(name, getattr(module, name)) for name in names if hasattr(module, name)]
+    constants = sorted((name, str(v)) for name, v in used if isinstance(v, (constexpr, int, float)))
+    parts[where] = function.src, constants, getattr(function, "noinline", None)
+    for _, value in used:
+        if isinstance(value, JITFunction):
+            _add_source(value, parts)
+
+
 def key_of(variant: Variant, arch: str) -> str:
     """A hash of everything that a binary depends on."""
     parts = (
-        variant.kernel.cache_key, variant.signature, variant.constants, variant.divisible,
+        source_of(variant.kernel), variant.signature, variant.constants, variant.divisible,
         variant.num_warps, variant.num_stages, arch, triton.__version__,
         sorted(input_of(variant, target_named(arch))[1].items()),
     )  # fmt: skip

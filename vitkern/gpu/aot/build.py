@@ -29,6 +29,7 @@ from ..compiler import (
     from_fields,
     function_named,
     key_of,
+    source_of,
     target_named,
     to_fields,
 )
@@ -125,7 +126,7 @@ def is_current(entry: dict) -> bool:
     module = entry["function"].partition(":")[0]  # of anybody's: only vitkern's own are imported
     known = module in sys.modules or module.startswith("vitkern.gpu.")
     try:
-        return known and function_named(entry["function"]).cache_key == entry["source"]
+        return known and source_of(function_named(entry["function"])) == entry["source"]
     except Exception:  # whatever keeps its module from being imported
         return False
 
@@ -184,7 +185,7 @@ def _write(task: _Task, binary: Binary) -> dict:
         "sha256": hashlib.sha256(binary.code).hexdigest(),
         "bytes": len(binary.code),
         "function": task.function,
-        "source": function_named(task.function).cache_key,
+        "source": source_of(function_named(task.function)),
         "key": task.key,
     }
 

@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from ... import _C
 from .. import manifest
+from ..compiler import source_of
 from ..launch import Executor, Launch, Variant
 from ..manifest import MANIFEST
 
@@ -299,7 +300,7 @@ class BinaryExecutor(Executor):
                 f"vitkern: {MANIFEST} says that {entry.id} takes {entry.arguments}, but it is "
                 f"launched with {wanted}: build again"
             )
-        if entry.source and entry.source != variant.kernel.cache_key:
+        if entry.source and entry.source != source_of(variant.kernel):
             by = "" if self.store is None else f" by Triton {self.store.triton}"
             raise BinaryError(
                 f"vitkern: {entry.id} in {entry.file.parent.parent} was built{by} (here is "

@@ -28,7 +28,7 @@ from typing import Any
 import triton
 
 from .. import manifest
-from ..compiler import compile_variant, key_of
+from ..compiler import compile_variant, key_of, source_of
 from ..launch import Variant
 from . import eviction, workers
 from .binary import BinaryError, Entry, entry_from
@@ -120,7 +120,7 @@ class Cache:
         made = {
             "file": self._name(variant, sha256, suffix),
             "sha256": sha256,
-            "source": variant.kernel.cache_key,
+            "source": source_of(variant.kernel),
             "key": key,
         }
         row = json.loads(json.dumps(facts | made))  # as it will be read
