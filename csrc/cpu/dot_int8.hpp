@@ -233,11 +233,11 @@ template <int R, int kCount>
 }
 
 inline void multiply_rows(int64_t R, const Tile& tile) {
-  if (tile.panels > 1)
-    with_rows<kPairRows>(R,
-                         [&]<int kRows>() { multiply_whole<kRows, kVectors * kTogether>(tile); });
-  else
-    with_rows<kTileRows>(R, [&]<int kRows>() { multiply_whole<kRows, kVectors>(tile); });
+  if constexpr (kTogether > 1)
+    if (tile.panels > 1)
+      return with_rows<kPairRows>(
+          R, [&]<int kRows>() { multiply_whole<kRows, kVectors * kTogether>(tile); });
+  with_rows<kTileRows>(R, [&]<int kRows>() { multiply_whole<kRows, kVectors>(tile); });
 }
 
 #else
