@@ -59,9 +59,15 @@ def operator_isa(isa: str, weight: torch.dtype = torch.float32) -> str:
 def engine_isa(precision: str, isa: str = "") -> str:
     """The set whose kernels the engine of this precision runs, by default or where `isa` is named.
 
-    On a CPU with AMX fp32 is multiply-adds unless `amx` is asked for, here or by VITKERN_ISA.
+    On a CPU with AMX fp32 is multiply-adds unless `amx` or `amx_fp16` is asked for, here or by
+    VITKERN_ISA.
     """
     return _C.engine_isa(isa, PRECISIONS[precision])
+
+
+def has_tiles(isa: str) -> bool:
+    """Whether this set multiplies by AMX's tiles: only there tf32 is not fp32."""
+    return isa in ("amx_fp16", "amx")
 
 
 def _matrices(isa: str, weights: tuple[Tensor, ...], save: bool = False) -> _Matrices:

@@ -244,7 +244,8 @@ def _from_panels(
             continue
         N, K = parameter.flatten(1).shape
         panels = _take(path, tensors, name, torch.int32, (form.bytes(N, K) // 4,))
-        _check_finite(path, name, form.floats(panels))
+        for numbers in form.floats(panels, N):
+            _check_finite(path, name, numbers)
         if known:
             if panels.data_ptr() % _LINE:  # a file that was written again by others
                 panels = _aligned(panels)

@@ -27,10 +27,15 @@ template <int tile>
 inline void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "n"(tile) : "memory");
 }
-// c (16, 16) fp32 += a (16, 32) bf16 times b (32, 16) bf16, pairs of b's rows interleaved
-template <int c, int a, int b>
+// c (16, 16) fp32 += a (16, 32) times b (32, 16), both bf16 or, halves, fp16; pairs of b's rows
+// interleaved. fp16's instruction is written as bytes, because assemblers of 2022 do not know it.
+template <bool halves, int c, int a, int b>
 inline void tile_dot() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(c), "n"(a), "n"(b));
+  if constexpr (halves)
+    asm volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" ::"n"(0x03 | (~b & 15) << 3),
+                 "n"(0xc0 | c << 3 | a));
+  else
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(c), "n"(a), "n"(b));
 }
 // c (16, 16) int32 += a (16, 64) u8 times b (64, 16) s8, fours of b's rows interleaved
 template <int c, int a, int b>

@@ -34,6 +34,7 @@ struct Pair {
 
 // Rows of a block of sums, two after two, as they are.
 struct FloatSums {
+  static constexpr bool kScales = false;  // are as they lie there
   const float* c;
   [[gnu::always_inline]] Pair operator()() {
     constexpr int64_t L = Vec::kLanes;
@@ -130,8 +131,9 @@ struct AnyPairs {
   float* c;
 
   template <class Sums>
-  [[gnu::noinline]] void operator()(Sums&) {
+  [[gnu::noinline]] void operator()(Sums& sums) {
     const int64_t last = min(m + 2, end);
+    if constexpr (Sums::kScales) FloatRows{reinterpret_cast<char*>(c), kNR * 4}(sums());
     finish_rows<kNR>(epilogue, {m, last}, n0, n, c);
     m = last;
     c += 2 * kNR;

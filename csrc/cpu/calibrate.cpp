@@ -134,14 +134,20 @@ constexpr int64_t kTileSteps = 8;  // 16 KiB of a and of b
 
 struct TileFactors {
   static constexpr int64_t kTileElements = kTileSteps * 4 * kTileBytes / 2;
-  alignas(64) bf16 tiles[kTileElements];
+  alignas(64) uint16_t tiles[kTileElements];
 
-  explicit TileFactors(const Factors& f) {  // random elements: their order does not matter
+  TileFactors(const Factors& f, bool halves) {  // random elements: their order does not matter
     constexpr int64_t kFrom = kDepth * kColumns * Vec::kLanes;
-    for (int64_t i = 0; i < kTileElements; ++i) Vec::set(f.b[i % kFrom]).store(tiles + i, 1);
+    for (int64_t i = 0; i < kTileElements; ++i) {
+      const Vec x = Vec::set(f.b[i % kFrom]);
+      const __m256i half = halves ? _mm512_cvtps_ph(x.v, _MM_FROUND_NO_EXC)
+                                  : reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v));
+      tiles[i] = static_cast<uint16_t>(_mm256_extract_epi16(half, 0));
+    }
   }
 };
 
+template <bool halves>
 int64_t multiply_tiles(const TileFactors& f) {
   tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
   for (int64_t pass = 0; pass < kPasses; ++pass)
@@ -149,11 +155,11 @@ int64_t multiply_tiles(const TileFactors& f) {
     for (int64_t k = 0; k < kTileSteps; ++k) {
       const char* at = reinterpret_cast<const char*>(f.tiles) + k * 4 * kTileBytes;
       tile_load<4>(at), tile_load<6>(at + 2 * kTileBytes);
-      tile_dot<0, 4, 6>();
+      tile_dot<halves, 0, 4, 6>();
       tile_load<7>(at + 3 * kTileBytes);
-      tile_dot<1, 4, 7>();
+      tile_dot<halves, 1, 4, 7>();
       tile_load<5>(at + kTileBytes);
-      tile_dot<2, 5, 6>(), tile_dot<3, 5, 7>();
+      tile_dot<halves, 2, 5, 6>(), tile_dot<halves, 3, 5, 7>();
     }
   return kPasses * kTileSteps * 4 * (16 * 16 * 32) * 2;
 }
@@ -202,9 +208,12 @@ void calibrate(const calibrate_args& a) {
 #if defined(VITKERN_INT8)
       const auto pass = [&](Vec& total) { return multiply_bytes(factors, total); };
 #elif defined(VITKERN_AMX)
-      const TileFactors tiles(factors);
-      const int terms = terms_of(a.precision), pairs = terms * (terms + 1) / 2;
-      const auto pass = [&](Vec&) { return multiply_tiles(tiles) / pairs; };
+      const Terms terms = terms_of(a.precision);
+      const TileFactors tiles(factors, terms.halves);
+      const int pairs = terms.count * (terms.count + 1) / 2;  // 1, 3 or 6 GEMMs
+      const auto pass = [&](Vec&) {
+        return (terms.halves ? multiply_tiles<true>(tiles) : multiply_tiles<false>(tiles)) / pairs;
+      };
 #elif defined(VITKERN_INT16) || defined(VITKERN_BF16)
       const auto pass = [&](Vec& total) { return multiply_pairs(factors, total); };
 #else

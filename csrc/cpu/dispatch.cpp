@@ -201,7 +201,7 @@ Isa isa_named(const std::string& name) {
 Isa engine_set(const std::string& name, Precision precision) {
   const Isa set = isa_named(name);
   const bool named = !name.empty() || *forced_isa();
-  const bool by_tiles = set == Isa::amx && precision == Precision::fp32;
+  const bool by_tiles = (set == Isa::amx || set == Isa::amx_fp16) && precision == Precision::fp32;
   return by_tiles && !named && row_of(Isa::avx512).runs_here ? Isa::avx512 : set;
 }
 
@@ -249,6 +249,7 @@ std::vector<Feature> cpu_features() {
           {"avx512_bf16", (cpuid(7, 1).a >> 5 & 1) != 0},
           {"amx_tile", (seven.d >> 24 & 1) != 0},
           {"amx_bf16", (seven.d >> 22 & 1) != 0},
+          {"amx_fp16", (cpuid(7, 1).a >> 21 & 1) != 0},
           {"amx_int8", (seven.d >> 25 & 1) != 0}};
 #else
   return {};

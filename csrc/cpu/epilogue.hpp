@@ -27,7 +27,7 @@ struct Plain {
   }
 #if defined(VITKERN_AMX)
   // Rows from m on, of the columns k .. k + 32, two at a time (between_amx.hpp).
-  template <int, class Work>
+  template <auto, class Work>
   [[gnu::always_inline]] bool with_rows(int64_t m, int64_t k, const Work& work) const {
     char* const to = static_cast<char*>(const_cast<void*>(at(m, k)));
     if (dtype == DType::f32)
@@ -104,7 +104,7 @@ struct StoreEpilogue {
   // Calls work(pairs), where pairs(sums) takes the next two rows from m on, of the columns
   // n0 .. n0 + 32: what stands between two steps of the tile unit. Returns false where that cannot
   // be done. Of a left factor as the next GEMM reads it, kTerms are the terms that it may have.
-  template <int kTerms, class Work>
+  template <auto kTerms, class Work>
   [[gnu::always_inline]] bool with_pairs(int64_t m, int64_t n0, const Work& work) const {
     if (dropout.threshold || (activation != Activation::none && activation != Activation::gelu))
       return false;
@@ -219,7 +219,7 @@ struct ResidualEpilogue {
 
 #if defined(VITKERN_AMX)
   // As StoreEpilogue's.
-  template <int, class Work>
+  template <auto, class Work>
   [[gnu::always_inline]] bool with_pairs(int64_t m, int64_t n0, const Work& work) const {
     if (!is_plain_sum()) return false;
     constexpr int64_t L = Vec::kLanes;

@@ -29,11 +29,13 @@ struct FlashScratch {
   int64_t total;
 
   FlashScratch(int64_t n, int64_t E, Precision precision)
-      : k_panel(amx_tiles::panel_floats(E, precision)),
-        v_panel(amx_tiles::panel_floats(n, precision)),
-        q_floats(HeadLeft::floats(kQueries, E, precision)),
+      : FlashScratch(n, E, amx_tiles::head_terms_of(precision)) {}
+  FlashScratch(int64_t n, int64_t E, amx_tiles::Terms terms)
+      : k_panel(amx_tiles::panel_bytes(E, terms) / 4),
+        v_panel(amx_tiles::panel_bytes(n, terms) / 4),
+        q_floats(HeadLeft::floats(kQueries, E, terms)),
         s_floats(kQueries * kScoreStride),
-        p_floats(HeadLeft::floats(kQueries, kKeys, precision)),
+        p_floats(HeadLeft::floats(kQueries, kKeys, terms)),
         o_stride(round_up(E, kColumns)) {
     k = 0;
     v = k + round_up(ceil_div(n, kColumns) * k_panel, kLine);
@@ -91,8 +93,9 @@ inline void attend_tile(const Head& h, Range queries, uint32_t rows, Range keys,
   const int64_t n = keys.end - keys.begin, R = queries.end - queries.begin;
   float* const s = scratch + at.s;  // (kQueries, kKeys)
   float* const o = scratch + at.o;  // (kQueries, E)
-  const HeadLeft q = HeadLeft::at(scratch + at.q, h.E, h.precision);
-  const HeadLeft p = HeadLeft::of_scores(s, kKeys, scratch + at.p, h.precision);
+  const amx_tiles::Terms terms = amx_tiles::head_terms_of(h.precision);
+  const HeadLeft q = HeadLeft::at(scratch + at.q, h.E, terms);
+  const HeadLeft p = HeadLeft::at(scratch + at.p, kKeys, terms);
   RunningSoftmax running[kQueries];
   for (int64_t r = 0; r < R; ++r) q.copy(r, h.q.from(queries.begin + r));
   for (int64_t j0 = 0; j0 < n; j0 += kKeys) {
@@ -116,7 +119,7 @@ inline void attend_tile(const Head& h, Range queries, uint32_t rows, Range keys,
       }
     }
     for (int64_t e = 0; e < h.E; e += kColumns) {
-      const bool apart = j0 > 0 && amx_tiles::terms_of(h.precision) == 3;
+      const bool apart = j0 > 0 && terms.count == 3;
       // fp32 adds its small pairs of terms to nothing larger: not to the sum over earlier blocks.
       const Result to = apart ? Result{s, kScoreStride, false} : Result{o + e, at.o_stride, j0 > 0};
       amx_tiles::multiply_panel(p, R, scratch + at.v + e / kColumns * at.v_panel, {j0, j0 + J}, to);
@@ -160,7 +163,7 @@ inline void attend(const Head& h, Range queries, Range keys, float* scratch, con
   const auto by_tile = [&](Range tile, uint32_t rows) {
     attend_tile(h, tile, rows, keys, at, scratch, out);
   };
-  if (amx_tiles::terms_of(h.precision) == 1 && !h.dropout.threshold) {
+  if (amx_tiles::head_terms_of(h.precision).count == 1 && !h.dropout.threshold) {
     Bf16Units units(h, queries, keys, at, scratch, out);
     units.run();
     for (int64_t t = 0; t < units.tiles(); ++t)

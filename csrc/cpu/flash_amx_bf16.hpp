@@ -113,7 +113,8 @@ class Bf16Units {
   };
 
   HeadLeft queries_of(int64_t t) const {
-    return HeadLeft::at(scratch_ + at_.q + t % 2 * at_.q_floats, h_.E, h_.precision);
+    return HeadLeft::at(scratch_ + at_.q + t % 2 * at_.q_floats, h_.E,
+                        amx_tiles::head_terms_of(h_.precision));
   }
   void take_queries(int64_t t) const {
     const HeadLeft q = queries_of(t);
@@ -136,9 +137,9 @@ class Bf16Units {
     for (int64_t k = ceil_div(h_.E, amx_tiles::kSteps); k > 0; --k) {
       tile_load<6>(a);
       tile_stream<7>(b);
-      tile_dot<4, 6, 7>();
+      tile_dot<false, 4, 6, 7>();
       tile_stream<7>(b + kTileBytes);
-      tile_dot<5, 6, 7>();
+      tile_dot<false, 5, 6, 7>();
       a += amx_tiles::kPairBytes, b += amx_tiles::kPairBytes;
     }
     float* const to = scores(at.step);
@@ -156,15 +157,15 @@ class Bf16Units {
     }
     tile_load<6>(weights(at.step));
     tile_stream<7>(v);
-    tile_dot<0, 6, 7>();
+    tile_dot<false, 0, 6, 7>();
     tile_stream<7>(v + kTileBytes);
-    tile_dot<1, 6, 7>();
+    tile_dot<false, 1, 6, 7>();
     if (two) {
       const char* const next = v + at_.v_panel * 4;
       tile_stream<7>(next);
-      tile_dot<2, 6, 7>();
+      tile_dot<false, 2, 6, 7>();
       tile_stream<7>(next + kTileBytes);
-      tile_dot<3, 6, 7>();
+      tile_dot<false, 3, 6, 7>();
     }
     if (at.group + 1 < groups_) return;
     float* const o = scratch_ + at_.o + pair * 2 * kColumns;

@@ -7,7 +7,7 @@
 //   Left                       A, in the order that its tiles are read in; operators write its rows
 //   gemm_scratch, gemm_part, packed_bytes, pack_panel     matmuls with weights
 //   first_alike, panel_form, kUnpacks, unpack_panel       which precisions share panels; and back
-//   panel_floats, pack_keys, pack_values, multiply_panel  matmuls inside attention: amx_tiles
+//   head_terms_of, pack_keys, pack_values, multiply_panel matmuls inside attention: amx_tiles
 //   multiply_head                                         the same: fma_tiles, for all others
 //   group_rows, row_dtype, hidden_rows, hidden_columns    how the engine and the MLP cut their work
 //   part_floats, part_epilogue                            sums of an MLP whose hidden columns are
@@ -135,6 +135,20 @@ inline void settle(const Team& team, const Left& A, int64_t M) {
     team.sync();
   }
 }
+
+// Rows of A that are stored in parts choose a scale by how large they can be, where they have one
+// for fp16's exponents: whether they want to be told, and what row m is told.
+#if defined(VITKERN_AMX) && !defined(VITKERN_INT8)
+inline bool expects(const Left& A) { return A.expects(); }
+inline void expect(const Left& A, int64_t m, float bound) { A.expect(m, bound); }
+#else
+constexpr bool expects(const Left&) { return false; }
+inline void expect(const Left&, int64_t, float) {}
+struct ProductBound {
+  ProductBound(const Weights&, const float*) {}
+  float operator()(const Left&, int64_t) const { return 0; }
+};
+#endif
 
 // Tiles in whose time a panel of unpacked weights is converted.
 constexpr int64_t kConversion = 3;

@@ -1,8 +1,9 @@
-// Which rows of a group belong to which of its images: they lie one after another.
+// The images of a group: their pixels, and which rows are whose. They lie one after another.
 #pragma once
 #include <utility>
 
 #include "kernels.hpp"
+#include "patches.hpp"
 #include "schedule.hpp"
 
 namespace vitkern::VITKERN_ISA {
@@ -17,6 +18,22 @@ struct GroupRows {
   const ForwardImage& image(int64_t b) const { return a.images[group.begin + b]; }
   int64_t start(int64_t b) const { return a.rows[group.begin + b] - a.rows[group.begin]; }
   int64_t tokens(int64_t b) const { return start(b + 1) - start(b); }
+
+  Image pixels(const ForwardImage& i) const {
+    return {.dtype = a.image_dtype,
+            .data = i.pixels,
+            .C = a.C,
+            .Y = i.Y,
+            .X = i.X,
+            .py = a.py,
+            .px = a.px,
+            .b_stride = 0,
+            .c_stride = i.c_stride,
+            .y_stride = i.y_stride,
+            .x_stride = i.x_stride,
+            .mean = a.mean,
+            .std = a.std};
+  }
 
   // The image that row m belongs to; without `skipped` rows of each, if given.
   int64_t image_at(int64_t m, int64_t skipped = 0) const {

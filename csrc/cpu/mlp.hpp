@@ -65,6 +65,16 @@ struct Mlp {
   }
 
  private:
+  // No activation makes an element larger. The same for all parts, whose sums are added up. Ends
+  // with a sync.
+  void expect_hidden(const Team& team, const Left& h, const Left& hidden, int64_t M) const {
+    const ProductBound bound(fc1, a.fc1_bias);
+    const float kept = a.dropout.threshold ? a.dropout.scale : 1.0f;
+    const Range rows = team.share(M);
+    for (int64_t m = rows.begin; m < rows.end; ++m) expect(hidden, m, bound(h, m) * kept);
+    team.sync();
+  }
+
   // The hidden columns [part) of some rows: fc1 makes them, fc2 adds what they contribute to y.
   void multiply_part(const Team& team, const Left& h, Range rows, Range part, float* memory,
                      float* scratch) const {
@@ -76,6 +86,7 @@ struct Mlp {
     const Weights then = fc1.part(part.end, min(n.columns, a.F - part.end), 0, a.D);
     up.next = &down;
     down.next = last ? fc2.next : &then;
+    if (expects(hidden)) expect_hidden(team, h, hidden, M);
     gemm(team, h, M, up, scratch,
          StoreEpilogue<Left>{.bias = a.fc1_bias ? a.fc1_bias + part.begin : nullptr,
                              .activation = a.activation,

@@ -61,22 +61,6 @@ struct Pass : GroupRows {
     }
   }
 
-  Image pixels(const ForwardImage& i) const {
-    return {.dtype = a.image_dtype,
-            .data = i.pixels,
-            .C = a.C,
-            .Y = i.Y,
-            .X = i.X,
-            .py = a.py,
-            .px = a.px,
-            .b_stride = 0,
-            .c_stride = i.c_stride,
-            .y_stride = i.y_stride,
-            .x_stride = i.x_stride,
-            .mean = a.mean,
-            .std = a.std};
-  }
-
   void embed() const {
     const int64_t M = rows() - images() * a.T;
     const Left patches = left(n.P, a.patch.precision);
@@ -132,10 +116,25 @@ struct Pass : GroupRows {
     team.sync();
   }
 
+  // A row of attention is a mean of values: at most what the largest row of h makes of them. Norms
+  // of h's rows are still beside y's scales. Ends with a sync.
+  void expect_heads(const PackedLinear& qkv, const Left& y, bool first) const {
+    const ProductBound bound(weights(qkv), qkv.bias);
+    const Range mine = team.share(images());
+    for (int64_t b = mine.begin; b < mine.end; ++b) {
+      float most = 0;
+      for (int64_t s = 0; s < tokens(b); ++s) most = fmaxf(most, bound(y, start(b) + s));
+      for (int64_t s = 0; s < (first ? 1 : tokens(b)); ++s)
+        expect(y, first ? b : start(b) + s, most);
+    }
+    team.sync();
+  }
+
   // Attention of image b to its rows of h; with `first` of its first token alone, to row b.
   void attend_heads(int64_t block, bool first) const {
     const int64_t E = a.D / a.H;
     const Left y = left(a.D);
+    if (expects(y) && !n.attended) expect_heads(a.blocks[block].qkv, y, first);
     for (int64_t begin = 0, end = 0; begin < images(); begin = end) {  // images of equal length
       const int64_t S = tokens(begin);
       while (end < images() && tokens(end) == S) ++end;

@@ -15,7 +15,7 @@
 //           [32 sums of a column]
 //
 // A weight that comes as floats (patch embedding, head) and the rows that it is multiplied with are
-// not rounded to 8 bits: tiles of two bf16 terms or int16_tiles where there are any, two hundredths
+// not rounded to 8 bits: tiles of two terms or int16_tiles where there are any, two hundredths
 // of a forward faster than fma_tiles.
 //
 // A row of A with NaN or infinity has the scale NaN, and so has its row of C. A row of W that is
@@ -29,7 +29,8 @@ namespace int8_tiles {
 // For weights that come as floats.
 #if defined(VITKERN_AMX)
 namespace finer = amx_tiles;
-constexpr Precision kFiner = Precision::tf32;
+constexpr Precision kFiner =
+    amx_tiles::terms_of(Precision::fp32).halves ? Precision::fp32 : Precision::tf32;
 #elif defined(VITKERN_INT16)
 namespace finer = int16_tiles;
 constexpr Precision kFiner = Precision::bf16;
@@ -157,7 +158,7 @@ struct Left {
   }
   bool has_few_bits() const { return !is_finer; }
 #if defined(VITKERN_AMX)
-  template <int, class Work>
+  template <auto, class Work>
   [[gnu::always_inline]] bool with_rows(int64_t m, int64_t k, const Work& work) const {
     work(amx_tiles::FloatRows{reinterpret_cast<char*>(waiting(m) + k), stride});
     return true;

@@ -116,13 +116,22 @@ def test_bf16_weights_are_multiplied_in_what_pays(monkeypatch):
 
 def test_a_step_s_matmuls_are_torch_s_in_fp32_without_avx512_and_beside_amx(monkeypatch):
     x = torch.ones(1)
-    machines = ("amx", "avx512_vnni", "avx512_bf16", "avx512", "avx2_int16", "avx2", "portable")
+    machines = (
+        "amx_fp16",
+        "amx",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512",
+        "avx2_int16",
+        "avx2",
+        "portable",
+    )
     for machine in machines:
         monkeypatch.setattr(cpu_blas._C, "features", lambda machine=machine: {"isa": machine})
         for isa in machines:
             cpu_blas._is_faster.cache_clear()
             monkeypatch.setattr(cpu_blas._C, "operator_isa", lambda _, weight, isa=isa: isa)
-            beside_amx = (machine, isa) == ("amx", "avx512")
+            beside_amx = machine in ("amx_fp16", "amx") and isa == "avx512"
             assert cpu_blas.serves("", x, x) == (isa in ("avx2", "portable") or beside_amx)
             assert not cpu_blas.serves(isa, x, x)
     cpu_blas._is_faster.cache_clear()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.evidence.fixed_order.torch_mode import FixedOrder
-from tests.model.test_engine import tiny, truth_and_torch
+from tests.model.test_engine import tf32_slack, tiny, truth_and_torch
 from tests.ops.test_ops import BF16, FP32, ISAS, check
 from vitkern import _C, cpu
 from vitkern.contract import SLACK, judge
@@ -127,7 +127,7 @@ def test_engine_of_any_shape(isa, shape, precision):
     truth, yardstick = truth_and_yardstick(shape, precision)
     engine, images = CpuEngine(model_of(shape), precision, isa=isa), images_of(shape)
     got = engine.logits(images)
-    slack = (0.5, 0.5) if precision == "tf32" else SLACK
+    slack = tf32_slack(isa) if precision == "tf32" else SLACK
     dtype = BF16 if precision == "bf16" else FP32
     assert not judge(got, yardstick, truth, dtype=dtype, slack=slack).problem
     for batch in (1, 3):

@@ -13,6 +13,7 @@ from ..precision import PRECISIONS
 # one that fits is the machine's. AVX-VNNI tells the CPUs of which two units multiply 512 bits (Zen
 # 5, AMX's without AMX) from those that multiply 512 in two halves (Zen 4).
 CLASSES = {
+    "amx_fp16": ("AMX with fp16", "amx_tile amx_bf16 amx_fp16"),
     "amx": ("AMX", "amx_tile amx_bf16"),
     "avx512_wide": (
         "AVX-512 VNNI and bf16, 512 bits wide",
@@ -124,7 +125,7 @@ def multiplies_bf16(flags: Mapping[str, bool]) -> bool:
 
 def precisions() -> list[str]:
     """All that vitkern's engine computes in here: tf32 is fp32 without AMX."""
-    return [p for p in cpu.PRECISIONS if p != "tf32" or cpu.isa() == "amx"]
+    return [p for p in cpu.PRECISIONS if p != "tf32" or cpu.has_tiles(cpu.isa())]
 
 
 def machine_class(flags: Mapping[str, bool]) -> str:

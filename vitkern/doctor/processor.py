@@ -18,6 +18,12 @@ _MEMORY = pathlib.Path("/proc/meminfo")
 
 # What makes each precision's multiply-adds, by what the set in use is (docs/numerics.md).
 _MULTIPLIES = {
+    "amx_fp16": {
+        "fp32": "2 fp16 terms in AMX tiles",
+        "tf32": "fp16 in AMX tiles",
+        "bf16": "bf16 in AMX tiles",
+        "int8": "8-bit integers in AMX tiles",
+    },
     "amx": {
         "fp32": "3 bf16 terms in AMX tiles",
         "tf32": "2 bf16 terms in AMX tiles",
@@ -133,10 +139,11 @@ def precisions(chosen: str | None, seconds: float) -> dict[str, dict[str, Any]]:
     from .. import cpu
     from ..measure import limits
 
-    kinds = {"amx": "amx", "vnni": "integers", "int16": "integers", "bf16": "pairs"}
-    kind = next((kind for part, kind in kinds.items() if part in (chosen or "")), "floats")
+    of_sets = {"amx_fp16": "amx_fp16", "amx": "amx", "avx512_bf16": "pairs"}
+    integers = "integers" if any(part in (chosen or "") for part in ("vnni", "int16")) else "floats"
+    kind = of_sets.get(chosen or "", integers)
     how = dict(_MULTIPLIES[kind])
-    if kind == "amx" and cpu.engine_isa("fp32") != "amx":
+    if cpu.has_tiles(kind) and not cpu.has_tiles(cpu.engine_isa("fp32")):
         how["fp32"] = _MULTIPLIES["floats"]["fp32"]
     found: dict[str, dict[str, Any]] = {
         name: {"how": how[name], "gflops": None} for name in cpu.PRECISIONS

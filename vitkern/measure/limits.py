@@ -19,7 +19,7 @@ def precisions() -> list[str]:
     from .. import cpu
     from ..precision import CHOICES
 
-    return [p for p in CHOICES if p != "tf32" or cpu.isa() == "amx"]
+    return [p for p in CHOICES if p != "tf32" or cpu.has_tiles(cpu.isa())]
 
 
 def best_rate(run: Callable[[], float], seconds: float) -> float:

@@ -173,11 +173,17 @@ def _matmuls(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def _has_tiles(isa: str) -> bool:
+    from .. import cpu  # the extension
+
+    return cpu.has_tiles(isa)
+
+
 def model_precisions(where: Device) -> tuple[str, ...]:
     """Those that differ there: tf32 is fp32 on a CPU without AMX."""
     if not where.is_cpu:
         return GPU_PRECISIONS
-    return ("fp32", *(["tf32"] if "amx" in where.isas else []), "bf16", "int8")
+    return ("fp32", *(["tf32"] if any(map(_has_tiles, where.isas)) else []), "bf16", "int8")
 
 
 def model_checks(
@@ -188,7 +194,7 @@ def model_checks(
     shape = f"{size} px" if size else ""
     for precision in (p for p in model_precisions(where) if p in precisions):
         for index, isa in enumerate(where.isas):
-            if precision == "tf32" and where.is_cpu and isa != "amx":
+            if precision == "tf32" and where.is_cpu and not _has_tiles(isa):
                 continue
             run = functools.partial(_logits, made, precision, "" if not index else isa, where)
             yield Check("model", name, "logits", shape, precision, isa, SLACK, run)

@@ -12,6 +12,13 @@
 // on tiles of the thread. They do what "Operation" says in the Intel SDM; what they refuse (#UD,
 // #GP) is a message and abort().
 //
+// VITKERN_AMX_EMULATOR_WITHOUT_FP16 leaves AMX-FP16 out of the answers (Sapphire Rapids).
+//
+// AMD's processors and some hypervisors cannot make CPUID fault. There VITKERN_AMX_EMULATOR_CPUID
+// names one library and the addresses of its CPUID instructions ("/path/to/_C.so 1a2b0 1a2f4", as
+// objdump prints them); when that library has been loaded they become invalid opcodes. Others then
+// see the machine as it is.
+//
 // A trap costs 8 us, so the handler goes on while it knows the next instruction, AMX or a scalar
 // one of the loop around it: a loop over k is one trap, at 0.3 us per instruction. Not covered:
 // XGETBV, which does not trap; threads that block SIGILL or SIGSEGV; tiles in signal handlers.
@@ -20,11 +27,13 @@
 #include <cpuid.h>
 #include <dlfcn.h>
 #include <immintrin.h>
+#include <link.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -43,7 +52,8 @@ PER_THREAD TileConfig config;  // all zero: not configured
 PER_THREAD Tile tiles[8];
 static unsigned long long total;  // AMX instructions, by all threads
 static unsigned max_leaf;         // of CPUID, on this machine itself
-static unsigned leaf_7_0_edx = 1u << 22 | 3u << 24, leaf_7_1_eax;  // AMX-BF16, TILE, INT8; others
+static unsigned leaf_7_0_edx = 1u << 22 | 3u << 24;  // AMX-BF16, TILE, INT8; others
+static unsigned leaf_7_1_eax = 1u << 21;             // AMX-FP16; others
 static int active, traps;
 
 unsigned long long vitkern_amx_emulated(void) { return __atomic_load_n(&total, __ATOMIC_RELAXED); }
@@ -55,16 +65,22 @@ static void require(int holds, const char* instruction, const char* fault) {
 }
 
 // ---- Arithmetic: C (m x n) += A (m x k) B (k x n), of elements of 4 bytes -----------------------
-// TDPBF16PS: an element is a pair of bf16. Even and odd ones are summed apart over k, from zero, by
-// fused multiply-adds; then C += even + odd. Round to nearest even, denormals in and out are zero:
-// the caller sets MXCSR so. Which one of several NaNs comes out is not specified.
-TARGET("avx512f") static void multiply_bf16(Tile c, Tile a, Tile b, int m, int k, int n) {
+// TDPBF16PS, TDPFP16PS: an element is a pair of bf16 or fp16. Even and odd ones are summed apart over
+// k, from zero, by fused multiply-adds; then C += even + odd. Round to nearest even, denormals of
+// bf16 and fp32 in and out are zero, those of fp16 are not: the caller sets MXCSR so, and fp16 is
+// widened without regard to it. Which one of several NaNs comes out is not specified.
+TARGET("avx512f") static __m512 halves(__v16su pairs, int odd, int is_bf16) {
+  if (is_bf16) return (__m512)(odd ? pairs & 0xffff0000 : pairs << 16);
+  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)(odd ? pairs >> 16 : pairs)));
+}
+TARGET("avx512f")
+static void multiply_pairs(Tile c, Tile a, Tile b, int m, int k, int n, int is_bf16) {
   for (int i = 0; i < m; ++i) {
     __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
     for (int j = 0; j < k; ++j) {
       const __v16su x = (__v16su)_mm512_set1_epi32(a[i][j]), y = *(__v16su*)b[j];
-      even = _mm512_fmadd_ps((__m512)(x << 16), (__m512)(y << 16), even);
-      odd = _mm512_fmadd_ps((__m512)(x & 0xffff0000), (__m512)(y & 0xffff0000), odd);
+      even = _mm512_fmadd_ps(halves(x, 0, is_bf16), halves(y, 0, is_bf16), even);
+      odd = _mm512_fmadd_ps(halves(x, 1, is_bf16), halves(y, 1, is_bf16), odd);
     }
     const __m512 sum = _mm512_add_ps(_mm512_load_ps(c[i]), _mm512_add_ps(even, odd));
     _mm512_mask_store_ps(c[i], (1u << n) - 1, sum);
@@ -160,17 +176,18 @@ static void move_tile(int t, int store, uint8_t* memory, uint64_t stride, const 
   config.start_row = 0;
 }
 
-static void multiply(int c, int a, int b, int is_bf16, int pp, const char* name) {
+// pp: of integers their signs; of pairs 2 is bf16, 3 fp16.
+static void multiply(int c, int a, int b, int are_pairs, int pp, const char* name) {
   require(a != b && a != c && b != c, name, "#UD, the same tile twice");
   check_tile(c, name), check_tile(a, name), check_tile(b, name);
   const int m = config.rows[c], n = config.colsb[c] / 4, k = config.rows[b];
   require(config.rows[a] == m && config.colsb[b] == 4 * n, name, "#UD, C does not suit A and B");
   require(config.colsb[a] == 4 * k, name, "#UD, columns of A are not rows of B");
   config.start_row = 0;
-  if (!is_bf16) return multiply_int8(tiles[c], tiles[a], tiles[b], m, k, pp);
+  if (!are_pairs) return multiply_int8(tiles[c], tiles[a], tiles[b], m, k, pp);
   const unsigned mxcsr = _mm_getcsr();
   _mm_setcsr(0x9fc0);  // FTZ, DAZ, nearest even, all exceptions masked
-  multiply_bf16(tiles[c], tiles[a], tiles[b], m, k, n);
+  multiply_pairs(tiles[c], tiles[a], tiles[b], m, k, n, pp == 2);
   _mm_setcsr(mxcsr);
 }
 
@@ -186,10 +203,11 @@ static const uint8_t* execute_amx(const uint8_t* p, greg_t* g) {
   uint8_t *base = (uint8_t*)(segment + o.base), *memory = base + o.offset;
   const int in_memory = o.mod != 3;
   if (opcode >= 0x5c) {
-    static const char* const kNames[] = {"TDPBUUD", "TDPBUSD", "TDPBSUD", "TDPBSSD"};
-    const int is_bf16 = opcode == 0x5c;
-    if (in_memory || (is_bf16 && pp != 2)) return NULL;
-    multiply(o.reg, o.rm, vvvv, is_bf16, pp, is_bf16 ? "TDPBF16PS" : kNames[pp]);
+    static const char* const kNames[][4] = {{"TDPBUUD", "TDPBUSD", "TDPBSUD", "TDPBSSD"},
+                                            {"", "", "TDPBF16PS", "TDPFP16PS"}};
+    const int are_pairs = opcode == 0x5c;
+    if (in_memory || (are_pairs && pp < 2)) return NULL;
+    multiply(o.reg, o.rm, vvvv, are_pairs, pp, kNames[are_pairs][pp]);
   } else if (vvvv) {
     return NULL;
   } else if (opcode == 0x4b) {
@@ -272,8 +290,13 @@ static void forward(int number, siginfo_t* info, void* context) {
   if (was_sent) raise(number);  // otherwise the instruction faults again
 }
 
+static void answer_cpuid(greg_t* g);
+static const uint8_t* replaced[64];  // CPUID instructions that are invalid opcodes now
+
 static void on_sigill(int number, siginfo_t* info, void* context) {
   greg_t* g = ((ucontext_t*)context)->uc_mcontext.gregs;
+  for (int i = 0; i < 64 && replaced[i]; ++i)
+    if (replaced[i] == (const uint8_t*)g[REG_RIP]) return answer_cpuid(g);
   unsigned long long count = 0;
   for (int scalars = 0; info->si_code > 0 && scalars < 64;) {
     const uint8_t *ip = (const uint8_t*)g[REG_RIP], *next = execute_amx(ip, g);
@@ -297,11 +320,7 @@ static long set_cpuid_faulting(int on) {  // of this thread; those that it start
   return real_syscall(SYS_arch_prctl, ARCH_SET_CPUID, !on, 0, 0, 0, 0);
 }
 
-static void on_sigsegv(int number, siginfo_t* info, void* context) {
-  greg_t* g = ((ucontext_t*)context)->uc_mcontext.gregs;
-  const uint8_t* ip = (const uint8_t*)g[REG_RIP];
-  if (info->si_code != SI_KERNEL || ip[0] != 0x0f || ip[1] != 0xa2)
-    return forward(number, info, context);
+static void answer_cpuid(greg_t* g) {
   const unsigned leaf = g[REG_RAX], subleaf = g[REG_RCX];
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (leaf <= max_leaf || leaf >= 0x40000000) {
@@ -322,7 +341,46 @@ static void on_sigsegv(int number, siginfo_t* info, void* context) {
   g[REG_RIP] += 2;
 }
 
+static void on_sigsegv(int number, siginfo_t* info, void* context) {
+  greg_t* g = ((ucontext_t*)context)->uc_mcontext.gregs;
+  const uint8_t* ip = (const uint8_t*)g[REG_RIP];
+  if (info->si_code != SI_KERNEL || ip[0] != 0x0f || ip[1] != 0xa2)
+    return forward(number, info, context);
+  answer_cpuid(g);
+}
+
+// Puts UD2 where the library that starts at `base` has CPUID; `addresses` is in its own numbers.
+static void replace_cpuid(uint8_t* base, const char* addresses) {
+  const uintptr_t page = sysconf(_SC_PAGESIZE);
+  char* rest = (char*)addresses;
+  for (int i = 0; i < 63 && *rest; ++i) {
+    uint8_t* const at = base + strtoull(rest, &rest, 16);
+    require(at[0] == 0x0f && at[1] == 0xa2, "CPUID", "not at an address that was named");
+    void* const start = (void*)((uintptr_t)at / page * page);
+    require(!mprotect(start, 2 * page, PROT_READ | PROT_WRITE | PROT_EXEC), "CPUID", "read-only");
+    at[1] = 0x0b;
+    mprotect(start, 2 * page, PROT_READ | PROT_EXEC);
+    replaced[i] = at;
+  }
+}
+
 // ---- Functions of libc that stand in the way ----------------------------------------------------
+static char* library;  // whose CPUID instructions are to be replaced, and the end of its path
+static size_t path_length;
+
+void* dlopen(const char* file, int mode) {
+  static void* (*real)(const char*, int);
+  if (!real) *(void**)&real = dlsym(RTLD_NEXT, "dlopen");
+  const int is_it = active && library && file && !replaced[0] && strlen(file) == path_length &&
+                    !strncmp(file, library, path_length);
+  if (!is_it) return real(file, mode);  // a jump: libraries are searched for by who calls
+  void* const handle = real(file, mode);
+  struct link_map* map;
+  if (handle && !dlinfo(handle, RTLD_DI_LINKMAP, &map))
+    replace_cpuid((uint8_t*)map->l_addr, library + path_length);
+  return handle;
+}
+
 int sigaction(int number, const struct sigaction* new, struct sigaction* old) {
   if (!active || (number != SIGILL && number != SIGSEGV)) return __sigaction(number, new, old);
   const struct sigaction previous = theirs[number];
@@ -373,6 +431,7 @@ __attribute__((constructor)) static void start(void) {
   const unsigned has_avx_vnni = RUNS("0xc4, 0xe2, 0x7d, 0x50, 0xc0, 0x90");     // vpdpbusd, nop
   __sigaction(SIGILL, &theirs[SIGILL], NULL);
   leaf_7_0_edx |= has_avx512_fp16 << 23;
+  if (getenv("VITKERN_AMX_EMULATOR_WITHOUT_FP16")) leaf_7_1_eax = 0;
   leaf_7_1_eax |= has_avx512_bf16 << 5 | has_avx_vnni << 4;
 
   unsigned a, b, c, d = 0, xcr0 = 0;
@@ -380,7 +439,10 @@ __attribute__((constructor)) static void start(void) {
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
   if ((xcr0 >> 17 & 3) == 3 && d >> 24 & 1) return;
   max_leaf = __get_cpuid_max(0, NULL);
-  if (!has_avx512_bf16 || set_cpuid_faulting(1) != 0) {
+  library = getenv("VITKERN_AMX_EMULATOR_CPUID");
+  if (library) path_length = strcspn(library, " ");
+  const int answers = set_cpuid_faulting(1) == 0 || library;
+  if (!has_avx512_bf16 || !answers) {
     if (strcmp(wish, "require")) return;
     const char* missing = has_avx512_bf16 ? "CPUID cannot be made to fault" : "no AVX512-BF16";
     dprintf(STDERR_FILENO, "amx_emulator: cannot work here: %s\n", missing);
