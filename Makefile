@@ -29,7 +29,7 @@ help: ## this list
 
 setup: $(VENV)/ready ## environment and extension (the others do it by themselves)
 
-demo: $(VENV)/built $(VENV)/torch ## check ViT against PyTorch on this machine, time both, save the picture
+demo: $(VENV)/built $(VENV)/torch ## name a photograph, check ViT against PyTorch on this machine, time both, save the picture
 	$(PY) -m vitkern demo $(ARGS)
 
 test: lint $(VENV)/ready ## lint, then all tests but the long ones, in two processes

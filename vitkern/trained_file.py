@@ -20,6 +20,7 @@ from .weights import files
 from .weights.layouts.base import OWN_ENTRY, own_metadata
 
 SHIPPED = pathlib.Path(__file__).parent / "pretrained" / "cifar10.safetensors"
+PHOTOGRAPH = SHIPPED.with_name("cat.jpg")  # something to show it
 
 
 class Trained(NamedTuple):

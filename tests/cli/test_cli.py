@@ -117,6 +117,58 @@ def test_demo_checks_times_and_draws(capsys, tmp_path):
     assert picture.read_text().startswith("<?xml")
 
 
+QUICK_DEMO = ("--models", "Ti/16", "--image-size", 32, "--batches", 1, "--seconds", 0.1)
+
+
+def test_demo_names_the_package_s_photograph(capsys, tmp_path):
+    """A real photograph through real weights, in the text and in the picture."""
+    status, out, err = run(capsys, "demo", *QUICK_DEMO, "--out", tmp_path / "demo.svg")
+    assert status == 0, out + err
+    (line,) = re.findall(r"^  cat\.jpg: (.*)$", out, re.MULTILINE)
+    shares = re.findall(r"(\d+)% (\w+)", line)
+    assert len(shares) == 3 and shares[0][1] == "cat" and int(shares[0][0]) > 50
+    assert "small" in out and "32 x 32 pixels" in out and "knows 10 things" in out
+    assert (tmp_path / "demo.svg").read_text().count("<image") == 1
+
+
+def test_demo_names_given_photographs(capsys, tmp_path):
+    """All in the text, as `vitkern predict` has them; the first three in the picture."""
+    from vitkern import trained_file
+
+    with PIL.open(trained_file.PHOTOGRAPH) as photograph:
+        for i in range(4):
+            photograph.rotate(90 * i).save(tmp_path / f"{i}.png")
+    found = {}
+    status, out, err = run(capsys, "demo", tmp_path, *QUICK_DEMO, "--out", tmp_path / "demo.svg")
+    assert status == 0, out + err
+    _, said, _ = run(capsys, "predict", tmp_path, "--top", 3, "--json")
+    for answer in json.loads(said):
+        name = answer["image"].rpartition("/")[2]
+        found[name] = [f"{top['probability']:.0%} {top['label']}" for top in answer["top"]]
+    assert len(found) == 4
+    assert all(f"  {name}: {', '.join(top)}" in out for name, top in found.items())
+    assert "cat.jpg" not in out
+    assert (tmp_path / "demo.svg").read_text().count("<image") == 3
+
+
+def test_demo_does_without_what_reads_its_model(capsys, monkeypatch, tmp_path):
+    """torch alone is enough for the rest; a photograph that was named is another matter."""
+    from vitkern import trained_file
+
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    status, out, _ = run(capsys, "demo", *QUICK_DEMO, "--out", tmp_path / "demo.svg")
+    assert status == 0 and "no photograph named" in out and "pip install" in out
+    assert "speed-up" in out and (tmp_path / "demo.svg").exists()
+    status, _, err = run(capsys, "demo", trained_file.PHOTOGRAPH, *QUICK_DEMO)
+    assert status == 2 and "pip install" in err
+
+
+def test_the_package_s_photograph_is_small():
+    from vitkern import trained_file
+
+    assert trained_file.PHOTOGRAPH.stat().st_size <= 20_000
+
+
 def test_demo_leaves_out_what_would_take_too_long(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("vitkern.cli.demo.LONGEST_FORWARD_S", 0.0)
     tiny = ("--models", "Ti/16", "--image-size", "32", "--batches", "1", "--seconds", "0.1")
@@ -131,6 +183,8 @@ def test_demo_leaves_out_what_would_take_too_long(capsys, tmp_path, monkeypatch)
         (("--out", "demo.bmp"), ".png or .svg"),
         (("--batches", "0"), "at least one image"),
         (("--models", "Q/16"), "unknown variant"),
+        (("no-such-photograph.jpg",), "no-such-photograph.jpg: no such file"),
+        ((__file__,), "not an image that Pillow can read"),
     ],
 )
 def test_demo_refuses(capsys, arguments, said):

@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "serve": "__init__ predictor image_files inspection",
     "predictor": "image_files",
     "__init__": "",  # the front door names modules by strings: importing vitkern loads nothing
-    "train": "train.data measure trained_file model weights image_files config",
+    "train": "train.data measure trained_file loading model weights weights.layouts image_files"
+    " config",
     "opening": "trained_file packed_file loading image_files model weights config",
     "trained_file": "loading model weights weights.layouts config",
     "contact_sheet": "",

@@ -11,10 +11,17 @@ import sys
 import numpy as np
 
 
-def convert(atlases: pathlib.Path, out: pathlib.Path, each: int = 10_000) -> None:
-    """The first `each` images of every atlas as binary batches."""
+def tiles(atlases: pathlib.Path, name: str) -> np.ndarray:
+    """The 10,000 images (N, 32, 32, 3) of an atlas: "test", or "train_1" to "train_5"."""
     from PIL import Image
 
+    with Image.open(atlases / f"cifar10_{name}.webp") as image:
+        atlas = np.asarray(image.convert("RGB"))
+    return atlas.reshape(100, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3)
+
+
+def convert(atlases: pathlib.Path, out: pathlib.Path, each: int = 10_000) -> None:
+    """The first `each` images of every atlas as binary batches."""
     from tests.train.small_sets import rows_of
 
     folder = out / "cifar-10-batches-bin"
@@ -23,10 +30,7 @@ def convert(atlases: pathlib.Path, out: pathlib.Path, each: int = 10_000) -> Non
     train = labels["train"].reshape(5, 10_000)
     sources = [(f"train_{i + 1}", f"data_batch_{i + 1}", train[i]) for i in range(5)]
     for source, name, own in [*sources, ("test", "test_batch", labels["test"])]:
-        with Image.open(atlases / f"cifar10_{source}.webp") as image:
-            atlas = np.asarray(image.convert("RGB"))
-        tiles = atlas.reshape(100, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32, 32, 3)
-        records = [own[:each, None].astype(np.uint8), rows_of(tiles[:each])]
+        records = [own[:each, None].astype(np.uint8), rows_of(tiles(atlases, source)[:each])]
         (folder / f"{name}.bin").write_bytes(np.concatenate(records, 1).tobytes())
 
 

@@ -91,6 +91,34 @@ def test_recipes_have_the_settings_of_their_sources():
         assert settings.loop.batch == 64 and settings.model.options["attention_dropout"] == 0.1
 
 
+def test_the_augmented_recipe_has_the_settings_of_its_source():
+    """Flips, rotations, decay and smoothing as it says; how strong the colour jitter is, it does
+    not say: 0.2 for brightness, contrast and saturation and 0.1 for hue are our choice."""
+    s = recipes.settings("cifar10-b16-augmented")
+    assert (s.model.name, s.model.options["image_size"]) == ("B/16", 224)
+    assert s.model.options["dropout"] == s.model.options["attention_dropout"] == 0.1
+    assert (s.data.kind, s.data.normalisation) == ("cifar10", "imagenet")
+    assert (s.data.flip, s.data.rotation) == (0.5, 15.0)
+    jitter = (s.data.brightness, s.data.contrast, s.data.saturation, s.data.hue)
+    assert jitter == (0.2, 0.2, 0.2, 0.1)
+    assert (s.optimizer.optimizer, s.optimizer.lr, s.optimizer.weight_decay) == (
+        "adamw",
+        3e-4,
+        1e-4,
+    )
+    assert (s.schedule.epochs, s.loop.batch, s.loop.label_smoothing) == (50, 64, 0.1)
+    assert (s.data.mixup, s.data.cutmix, s.loop.ema) == (0, 0, 0), "nothing that it does not have"
+
+
+def test_the_paper_s_weight_decay_is_attributed():
+    """0.1 is of the text, 0.03 of table 3 for ImageNet-21k: whoever reads one looks for it."""
+    s = recipes.settings("paper-pretrain")
+    assert s.optimizer.weight_decay == 0.1
+    assert all(words in s.about for words in ("section 4.1", "table 3", "--weight-decay 0.03"))
+    finer = s.changed({"optimizer": {"weight_decay": 0.03}}, "--weight-decay")
+    assert (finer.optimizer.weight_decay, finer.schedule.epochs) == (0.03, 90)
+
+
 def test_an_unknown_recipe_names_the_nearest():
     with pytest.raises(ValueError, match="did you mean digits"):
         recipes.settings("digit")

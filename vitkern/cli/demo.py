@@ -1,4 +1,7 @@
-"""Check ViT against PyTorch on this machine, time both in turns, and draw the result.
+"""Name a photograph, check ViT against PyTorch on this machine, time both, and draw the result.
+
+The photographs (without any, one that the package brings) go through the package's own model, which
+vitkern trained: it is small, sees 32 x 32 pixels and knows ten things.
 
 The truth is the model in float64. An error is given as a multiple of the one that eager PyTorch
 makes at the same precision, and passes within twice its worst and 1.25 times its rms error. All
@@ -10,6 +13,7 @@ forward would take seconds, as on CPUs without bf16 instructions: the table says
 
 Examples:
     vitkern demo
+    vitkern demo cat.jpg "photos/*.jpg" --seconds 5
     vitkern demo --models S/16 --batches 1 4 --seconds 5 --out speed.svg
 """
 
@@ -20,16 +24,22 @@ import functools
 import pathlib
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from . import predict
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
+    from ..measure.charts import Answer
     from ..model import ViT
 
 MODELS = ("Ti/16", "S/16", "B/16")
 BATCHES = (1, 8)
 CHECKED_IMAGES = 2
+ANSWERS, MOST_DRAWN = 3, 3  # of a photograph; photographs in the picture, all are in the text
+NAMED_BY = "Named by the package's own small model (32 x 32 pixels, ten classes)"
 PRECISIONS = ("fp32", "bf16")
 LONGEST_FORWARD_S = 1.0  # of PyTorch in bf16: six times fp32's time where there are no instructions
 
@@ -65,6 +75,12 @@ class Timed(NamedTuple):
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "images",
+        nargs="*",
+        metavar="IMAGE",
+        help="photographs to name: files, folders, patterns, addresses (the package's own)",
+    )
+    parser.add_argument(
         "--out",
         type=pathlib.Path,
         default=pathlib.Path("build/demo.png"),
@@ -92,6 +108,7 @@ def run(given: argparse.Namespace) -> int:
     note = let_torch_run_bf16()
     machine = describe()
     print(f"vitkern demo on {one_line(machine)}", note, sep="\n" if note else "")
+    answers = name_photographs(given.images)
 
     import torch
 
@@ -111,11 +128,55 @@ def run(given: argparse.Namespace) -> int:
                 left_out = [("torch", "bf16")] if an_image * batch > LONGEST_FORWARD_S else []
                 times.append(clock(name, batch, models, given.image_size, share, left_out))
     print(check_table(verdicts), time_table(times), sep="\n\n")
-    draw(times, given.out, one_line(machine))
+    draw(times, answers, given.out, one_line(machine))
     failed = [f"{v.model} {v.precision}" for v in verdicts if not v.passed]
     if failed:
         print(f"FAILED: the error of {', '.join(failed)} is larger than allowed", file=sys.stderr)
     return 1 if failed else 0
+
+
+def name_photographs(words: list[str]) -> list[Answer]:
+    """What the package's own model says of them, printed; of its own photograph where none is."""
+    from .. import trained_file
+    from ..measure.charts import Answer
+
+    try:
+        found, classes, (y, x) = ask(words or [str(trained_file.PHOTOGRAPH)])
+    except ImportError as error:  # of Pillow or safetensors, which the rest does without
+        if words:
+            raise
+        print(f"no photograph named: {error}\n")
+        return []
+    print(
+        f"The package's own model, trained by vitkern on CIFAR-10, is small: it sees {x} x {y}"
+        f" pixels and\nknows {len(classes)} things ({', '.join(classes)})."
+    )
+    answers = []
+    for answer, picture in found:
+        name = pathlib.PurePath(answer["image"]).name
+        top = [(one["label"], one["probability"]) for one in answer["top"]]
+        print(f"  {name}: {', '.join(f'{share:.0%} {label}' for label, share in top)}")
+        answers.append(Answer(name, picture, top))
+    print(flush=True)
+    return answers
+
+
+def ask(
+    words: list[str],
+) -> tuple[list[tuple[dict[str, Any], Image]], list[str], tuple[int, int]]:
+    """Answers with their thumbnails as `vitkern predict` has them, classes, and pixels."""
+    from .. import image_sources
+
+    parser = argparse.ArgumentParser()
+    predict.arguments(parser)
+    given = parser.parse_args(["--top", str(ANSWERS), "--save", "thumbnails", "--", *words])
+    sources, predictor = image_sources.expand(words), predict.open_predictor(given)
+    found = []
+    for answer, picture in predict.predict(predictor, sources, given):
+        if picture is None:
+            raise ValueError(answer["error"])
+        found.append((answer, picture))
+    return found, predictor.names, predictor.model.config.pixels
 
 
 def build(name: str, image_size: int) -> Models:
@@ -220,7 +281,7 @@ def time_table(times: Iterable[Timed]) -> str:
     return "\n".join(lines)
 
 
-def draw(times: list[Timed], path: pathlib.Path, machine: str) -> None:
+def draw(times: list[Timed], answers: list[Answer], path: pathlib.Path, machine: str) -> None:
     from ..measure import charts
 
     bars = []
@@ -232,7 +293,8 @@ def draw(times: list[Timed], path: pathlib.Path, machine: str) -> None:
                 ratios["torch"] = best / t.torch[p]
             bars.append((f"{t.model} batch {t.batch} {p}", ratios))
     try:
-        charts.speedup_bars(bars, path, "vitkern beside eager PyTorch", machine)
+        title = "vitkern beside eager PyTorch"
+        charts.speedup_bars(bars, path, title, machine, answers[:MOST_DRAWN], NAMED_BY)
     except ImportError as error:
         print(f"\nno picture: {error}")
         return

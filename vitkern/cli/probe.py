@@ -21,10 +21,10 @@ KINDS = ("digits", "folder", "cifar10", "cifar100", "fashion-mnist")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", type=pathlib.Path, required=True, metavar="FILE",
-        help=".safetensors or .pt with timm's names, or the model.safetensors of a run",
+        help="a file or folder in any layout that vitkern.load reads, or a run's model.safetensors",
     )  # fmt: skip
     parser.add_argument(
-        "--model", metavar="NAME", help="the variant; not needed for the model of a run"
+        "--model", metavar="NAME", help="the variant, where shapes alone do not tell"
     )
     parser.add_argument("--image-size", type=int, metavar="PIXELS", help="positions are resized")
     parser.add_argument("--data", default="", metavar="DIR", help="the folder of the data")
@@ -49,7 +49,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="read at most about N training images, the first of each class",
     )  # fmt: skip
     parser.add_argument("--eval-limit", type=int, default=0, metavar="N")
-    parser.add_argument("--normalisation", choices=tuple(NORMALISATIONS), default="imagenet")
+    parser.add_argument(
+        "--normalisation",
+        choices=tuple(NORMALISATIONS),
+        help="mean and std (the model's own, else imagenet)",
+    )
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="cpu")
@@ -69,10 +73,9 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError("--repeats must be at least 1 and --seed at least 0")
     import torch
 
-    from .. import trained_file
     from ..train import build, probe
     from ..train.data import Parts, first_of_each_class, open_data
-    from ..train.settings import Data, Model
+    from ..train.settings import Data
 
     data = Data(workers=given.workers)
     train, evaluation = open_data(given.data_kind, given.data, seed=given.seed)
@@ -81,12 +84,8 @@ def run(given: argparse.Namespace) -> int:
     parts = Parts(
         first_of_each_class(train, given.limit), first_of_each_class(evaluation, given.eval_limit)
     )
-    if given.model is None:
-        model = trained_file.read(given.weights).model
-    else:
-        options = {"image_size": given.image_size} if given.image_size else {}
-        chosen = Model(name=given.model, weights=str(given.weights), options=options)
-        model = build.model(chosen, given.normalisation, len(train.classes))
+    options = {"image_size": given.image_size} if given.image_size else {}
+    model = build.from_weights(given.weights, given.model, options, given.normalisation)
     device = torch.device(given.device)
     model.to(device).precision = given.precision
     scores = probe.probe(model, parts, data, probes, shots, given.repeats, given.seed, device)

@@ -6,11 +6,12 @@ import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = {
@@ -41,6 +42,17 @@ NAMES = {
 }
 
 
+STRIP, PHOTOGRAPH = 1.7, 1.2  # inches below the bars for photographs that were named; their sides
+
+
+class Answer(NamedTuple):
+    """A photograph and what a model says of it: (label, probability), the best first."""
+
+    name: str
+    picture: Image
+    top: Sequence[tuple[str, float]]
+
+
 def pyplot() -> ModuleType:
     """matplotlib without a window; a clear error where it is missing."""
     try:
@@ -63,13 +75,24 @@ def pyplot() -> ModuleType:
 
 
 def speedup_bars(
-    rows: Sequence[tuple[str, Mapping[str, float]]], path: pathlib.Path, title: str, subtitle: str
+    rows: Sequence[tuple[str, Mapping[str, float]]],
+    path: pathlib.Path,
+    title: str,
+    subtitle: str,
+    answers: Sequence[Answer] = (),
+    named_by: str = "",
 ) -> pathlib.Path:
-    """Bars of speed relative to eager PyTorch (1.0); rows are (label, {provider: ratio})."""
+    """Bars of speed relative to eager PyTorch (1.0); rows are (label, {provider: ratio}).
+
+    answers: at most three photographs with their best classes, drawn below the bars under the
+    heading `named_by`.
+    """
     plt = pyplot()
     providers = [p for p in COLOURS if any(p in ratios for _, ratios in rows)]
     bar = 0.8 / max(1, len(providers))
-    figure, axis = plt.subplots(figsize=(8, 1.6 + 0.19 * len(rows) * max(2, len(providers))))
+    strip = STRIP if answers else 0.0
+    height = strip + 1.6 + 0.19 * len(rows) * max(2, len(providers))
+    figure, axis = plt.subplots(figsize=(8, height))
     for i, provider in enumerate(providers):
         places = [y + (i - (len(providers) - 1) / 2) * bar for y in range(len(rows))]
         ratios = [ratio.get(provider, 0.0) for _, ratio in rows]
@@ -83,7 +106,35 @@ def speedup_bars(
     axis.margins(x=0.1)
     axis.set_xlabel("speed relative to eager PyTorch (longer is faster)")
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, fontsize=8)
-    return save(figure, path, title, subtitle)
+    arrange(figure, strip / height)
+    if answers:
+        _draw_answers(figure, answers, named_by)
+    return save(figure, path, title, subtitle, arranged=True)
+
+
+def _draw_answers(figure: Figure, answers: Sequence[Answer], heading: str) -> None:
+    """Along the bottom: each photograph, and its classes with bars as long as they are likely."""
+    width, height = figure.get_size_inches()
+
+    def inches(left: float, bottom: float, across: float, up: float) -> Axes:
+        axis = figure.add_axes((left / width, bottom / height, across / width, up / height))
+        axis.axis("off")
+        return axis
+
+    edge, gap = 0.1, 0.08
+    figure.text(edge / width, (STRIP - 0.28) / height, heading, weight="bold")
+    cell = min(0.5, 1 / len(answers)) * (width - 2 * edge)
+    for i, answer in enumerate(answers):
+        left = edge + i * cell
+        photograph = inches(left, edge, PHOTOGRAPH, PHOTOGRAPH)
+        photograph.imshow(answer.picture)
+        photograph.set_anchor("W")
+        beside = inches(left + PHOTOGRAPH + gap, edge, cell - PHOTOGRAPH - 3 * gap, PHOTOGRAPH)
+        beside.set(xlim=(0, 1), ylim=(len(answer.top) - 0.5, -0.5))
+        places = range(len(answer.top))
+        beside.barh(places, [share for _, share in answer.top], height=0.8, color="#cfe3ff")
+        for place, (label, share) in zip(places, answer.top, strict=True):
+            beside.text(0, place, f" {share:.0%} {label}", va="center", fontsize=8)
 
 
 def roofs(
@@ -110,9 +161,10 @@ def roofs(
     axis.text(knee, roof * 1.06, f"multiply-adds, {roof:.0f} GFLOPS", fontsize=7.5)
 
 
-def arrange(figure: Figure) -> None:
-    """The final layout: all that is drawn so far, below the two lines of the title."""
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.45 / figure.get_size_inches()[1]))
+def arrange(figure: Figure, bottom: float = 0.0) -> None:
+    """The final layout: all that is drawn so far, below the two lines of the title, above `bottom`
+    (a share of the height)."""
+    figure.tight_layout(rect=(0, bottom, 1, 1 - 0.45 / figure.get_size_inches()[1]))
 
 
 def save(

@@ -40,7 +40,7 @@ class Model:
     """Which network; `options` are fields of `ViTConfig` (dropout, drop_path, width, ...)."""
 
     name: str = _is("B/16", "a variant such as Ti/16, or timm's name")
-    weights: str = _is("", "start from these weights (.safetensors or .pt, timm's names)")
+    weights: str = _is("", "start from these weights, in any layout that vitkern.load reads")
     new_head: bool = _is(True, "with --weights: replace the classifier by one of zeros")
     checkpointing: bool = _is(False, "recompute blocks in the backward: less memory, more time")
     options: Mapping[str, Any] = field(default_factory=dict)
