@@ -117,6 +117,11 @@ def publish(found: list[dict[str, Any]], path: pathlib.Path) -> None:
         page.write_text(text)
 
 
+def refuse(why: ValueError) -> int:
+    print(f"benchmarks.training: {why}", file=sys.stderr)
+    return 2
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -124,9 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--curves", action="store_true", help="only the losses")
     preload.add_option(parser)
     given = parser.parse_args(arguments)
-    if why := preload.why_not(given.preload):
-        print(f"benchmarks.training: {why}", file=sys.stderr)
-        return 2
+    try:
+        library = preload.chosen(given.preload, features())
+    except ValueError as error:
+        return refuse(error)
     note = let_torch_run_bf16()
     if note:
         print(note)
@@ -134,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = () if given.curves else CASES[:1] if given.quick else CASES
     with Progress("case", already=0) as progress:
         for done, case in enumerate(cases, 1):
-            found += measure(case, 10.0 if given.quick else SECONDS, given.preload)
+            found += measure(case, 10.0 if given.quick else SECONDS, library)
             progress(done, len(cases), case.model)
     here = machine_class(features()["flags"])
     published = not given.quick and not os.environ.get("VITKERN_ISA")
@@ -146,8 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             publish(found, tables.published(here))
         except ValueError as error:
-            print(f"benchmarks.training: {error}", file=sys.stderr)
-            return 2
+            return refuse(error)
         curves.draw(losses, PICTURE)
     return 0
 
