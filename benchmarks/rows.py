@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import json
 import pathlib
 from collections.abc import Iterable, Mapping
 
 from vitkern.bench.rows import commit
 from vitkern.bench.rows import read as read_rows
+from vitkern.bench.rows import write as write_rows
 from vitkern.measure.timing import Spread
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -72,15 +72,19 @@ def precision(row: Mapping) -> str:
     return row.get("precision") or PRECISION.get(row["dtype"], row["dtype"])
 
 
-def write(path: pathlib.Path, rows: Iterable[Mapping], machine: Mapping[str, object]) -> None:
-    """Stamp every row with machine, commit and date, and write the file whole."""
+def stamped(rows: Iterable[Mapping], machine: Mapping[str, object]) -> list[dict]:
+    """Every row with machine, commit and date."""
     stamp = {
         "machine": dict(machine),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({**r, **stamp}) + "\n" for r in rows))
+    return [{**row, **stamp} for row in rows]
+
+
+def write(path: pathlib.Path, rows: Iterable[Mapping], machine: Mapping[str, object]) -> None:
+    """Stamp every row with machine, commit and date, and write the file whole."""
+    write_rows(path, stamped(rows, machine))
 
 
 def read(path: pathlib.Path) -> list[dict]:

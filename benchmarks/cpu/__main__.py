@@ -48,18 +48,19 @@ def main(arguments: Sequence[str] | None = None, runner: Runner | None = None) -
         return refuse("the native extension is not built: make setup")
     if os.environ.get("VITKERN_ISA"):
         return refuse("VITKERN_ISA forces an instruction set: unset it, or the class would lie")
-    if why := preload.why_not(given.preload):
-        return refuse(why)
+    try:
+        library = preload.chosen(given.preload, known)
+    except ValueError as error:
+        return refuse(str(error))
     load = os.getloadavg()[0]
     if load > BUSY:
         print(f"warning: load average {load:.1f}: repeat it when the machine is quiet")
-    note = "" if given.preload else let_torch_run_bf16()
+    note = "" if library else let_torch_run_bf16()
     if note:
         print(note)
     cases = QUICK if given.quick else CASES
-    runner = runner or Runner(
-        torch.get_num_threads(), QUICK_SECONDS if given.quick else SECONDS, preload=given.preload
-    )
+    seconds = QUICK_SECONDS if given.quick else SECONDS
+    runner = runner or Runner(torch.get_num_threads(), seconds, preload=library)
     name = f"{here}-quick" if given.quick else here
     path = results.unfinished(name, given.results)
     kept = results.Kept(path, stamp())

@@ -10,6 +10,7 @@ from benchmarks.tables import stamp
 from vitkern.bench.cases import CLASSES
 
 PEERS = ("eager", "compile")
+STEP, LOSSES = "training_step", "training_loss"  # kinds of rows
 HEAD = (
     "| model | batch | precision | eager PyTorch | torch.compile | vitkern | speed-up"
     " | memory: eager | torch.compile | vitkern |",
@@ -35,7 +36,8 @@ def text(measured: Mapping[str, list[dict]]) -> str:
     for name, rows in measured.items():
         about = f"**{CLASSES[name][0]}**"
         found += [f"{about}: {stamp(rows)}." if "machine" in rows[0] else f"{about}:", ""]
-        found += [*HEAD, *lines(rows), "", *losses(rows)]
+        steps = lines(rows)
+        found += [*([*HEAD, *steps, ""] if steps else []), *losses(rows)]
     return "\n".join(found).strip() or "Not measured yet: run `make bench-training`."
 
 
@@ -43,7 +45,7 @@ def lines(rows: list[dict]) -> list[str]:
     steps = {
         (row["model"], row["batch"], row["precision"], row["contestant"]): row
         for row in rows
-        if row["kind"] == "training_step"
+        if row["kind"] == STEP
     }
     found = []
     for model, batch, precision in dict.fromkeys(key[:3] for key in steps):
@@ -67,12 +69,30 @@ def lines(rows: list[dict]) -> list[str]:
 def losses(rows: list[dict]) -> list[str]:
     """How far losses are from eager PyTorch's, in words."""
     for row in rows:
-        if row["kind"] == "training_loss":
-            ours, rounding = row["apart"]["vitkern"], row["apart"]["eager, other rounding"]
-            return [
-                f"Losses over {row['steps']} steps of a small model: at most {ours:.1g} from eager"
-                f" PyTorch's; eager PyTorch with another number of threads is {rounding:.1g} from"
-                " itself.",
-                "",
-            ]
+        if row["kind"] == LOSSES:
+            said = _pairs(row) if "runs" in row else _one_pair(row)
+            return [f"Losses over {row['steps']} steps of a small model: {said}", ""]
     return []
+
+
+def _pairs(row: dict) -> str:
+    ours, theirs = row["apart"]["vitkern"], row["apart"]["eager"]
+    said = (
+        f"{row['runs']} runs of vitkern's are {ours['median']:.2g} from {row['runs']} of eager"
+        f" PyTorch's, {ours['largest']:.2g} at most (median and largest of {ours['pairs']} pairs of"
+        f" runs, each at its worst step); eager PyTorch's are {theirs['median']:.2g} from each"
+        f" other, {theirs['largest']:.2g} at most ({theirs['pairs']} pairs). But for the first of"
+        " each, runs begin with weights that are moved by one unit in the last place"
+    )
+    if "commit" in row:
+        said += f"; commit {row['commit']}, {row['date']}"
+    return said + "."
+
+
+def _one_pair(row: dict) -> str:
+    """Of files that were written when one run of vitkern's was compared with one of eager's."""
+    ours, rounding = row["apart"]["vitkern"], row["apart"]["eager, other rounding"]
+    return (
+        f"at most {ours:.1g} from eager PyTorch's; eager PyTorch with another number of threads is"
+        f" {rounding:.1g} from itself (one pair of runs each)."
+    )

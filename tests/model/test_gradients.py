@@ -5,8 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.model.tiny_models import BASE
+from tests.evidence.fixed_order.torch_mode import FixedOrder
+from tests.model.tiny_models import BASE, force, tiny
 from vitkern import ViT, cpu_blas, ops
+from vitkern.contract import judge
 
 IMAGES = torch.randn(4, 3, *BASE.image_size, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 5, 36])
@@ -96,6 +98,34 @@ def test_no_matmul_is_spent_on_a_frozen_weight(monkeypatch):
     loss.backward()
     rows = {4 * 25, 4}  # tokens, and those of the head; a weight's gradient has others
     assert shapes and {shape[0] for shape in shapes} <= rows, shapes
+
+
+@pytest.mark.parametrize("by_torch", [True, False], ids=["torch.mm", "native"])
+def test_gradients_keep_the_contract_whoever_multiplies(by_torch, monkeypatch):
+    """torch.mm is what a CPU with AMX or without AVX-512 chooses, and no other.
+
+    All parameters count together, each in units of its rms, as one of 32 elements has no stable
+    error of its own.
+    """
+    monkeypatch.setattr(cpu_blas, "_is_faster", lambda weight: by_torch)
+    multiplied, mm = [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *a, **k: multiplied.append(1) or mm(*a, **k))
+    found, torchs, truths = [], [], []
+    for seed in (2, 3, 4):
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn(24, *IMAGES.shape[1:], generator=generator)
+        labels = torch.randint(0, BASE.classes, (24,), generator=generator)
+        plain, truth = (force(tiny(), "reference", None).train() for _ in range(2))
+        exact = gradients(truth.double(), images=images.double(), labels=labels)
+        with FixedOrder():
+            theirs = gradients(plain, images=images, labels=labels)
+        ours = gradients(tiny().train(), images=images, labels=labels)
+        for all_of, one in ((found, ours), (torchs, theirs), (truths, exact)):
+            all_of += [one[name].double() / exact[name].square().mean().sqrt() for name in exact]
+    assert bool(multiplied) == by_torch
+    got, yardstick, want = (torch.cat([t.flatten() for t in ts]) for ts in (found, torchs, truths))
+    verdict = judge(got, yardstick, want, dtype=torch.float32)
+    assert verdict.passed, verdict.problem
 
 
 @sdpa_kernel(SDPBackend.MATH)  # the one that has derivatives of every kind

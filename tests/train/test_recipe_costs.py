@@ -3,13 +3,33 @@
 import pytest
 
 from tools import recipe_costs
-from vitkern import ViTConfig
 from vitkern.train import recipes
 
 
-@pytest.mark.full
 def test_the_page_has_the_table():
     assert recipe_costs.table() in recipe_costs.PAGE.read_text(), "run python -m tools.recipe_costs"
+
+
+def test_the_rate_is_that_of_the_class_measured_last(monkeypatch):
+    def step(date, seconds):
+        name, batch = recipe_costs.MEASURED
+        row = {"model": name, "batch": batch, "contestant": "vitkern", "precision": "fp32"}
+        return [{**row, "contestant": "eager", "us": 1.0, "date": date},
+                {**row, "us": seconds * 1e6, "date": date}]  # fmt: skip
+
+    def published(**files):
+        monkeypatch.setattr(recipe_costs.tables, "all_published", lambda: files)
+        recipe_costs.recorded.cache_clear()
+        return recipe_costs.recorded
+
+    try:
+        old, new = step("2026-01-31", 9.0), step("2026-02-01", 3.0)
+        assert published(amx=old, avx2=new)() == ("avx2", "2026-02-01", {"fp32": 3.0})
+        assert published(amx=new, avx2=old)().machine_class == "amx"
+        with pytest.raises(SystemExit, match="make bench-training"):
+            published(amx=[])()
+    finally:
+        recipe_costs.recorded.cache_clear()
 
 
 def test_a_recipe_costs_what_its_model_does():
@@ -19,12 +39,3 @@ def test_a_recipe_costs_what_its_model_does():
     assert it.state == 16 * it.parameters == 16 * 85_806_346
     large = recipe_costs.cost(recipes.settings("cifar10-large"))
     assert large.parameters == 302_520_350
-
-
-def test_kept_bytes_are_those_that_a_step_was_seen_to_keep():
-    """The page's measured 6.06 and 1.52 MB for a block and an image."""
-    for name, seen in (("B/16", 6.06e6), ("Ti/16", 1.52e6)):
-        config = ViTConfig.named(name)
-        kept = recipe_costs.kept_bytes(config, "fp32") / config.depth
-        assert kept == pytest.approx(seen, rel=0.01)
-        assert recipe_costs.kept_bytes(config, "bf16") / config.depth < 0.7 * kept
