@@ -118,6 +118,7 @@ gpu-check: $(VENV)/ready ## all GPU kernels for all architectures: build, gates,
 	$(PY) -m tools.gpu_prediction --check
 	$(PY) -m pytest -q -n 2 --dist worksteal -m ptx_full tests/gpu/test_ptx_block.py
 	$(PY) -m pytest -q -m full tests/gpu/test_triton_versions.py
+	$(PY) -m tools.triton_matrix
 
 clean: ## remove everything that make made, .venv included
 	rm -rf $(VENV) build dist vitkern.egg-info vitkern/_C*.so .pytest_cache .ruff_cache .mypy_cache .benchmarks

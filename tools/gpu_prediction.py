@@ -1,6 +1,6 @@
 """Predicts ViT-B/16's forward on GPUs by a roofline, for docs/gpu_prediction.md. Not measured.
 
-    python -m tools.gpu_prediction            # writes the table between the page's markers
+    python -m tools.gpu_prediction            # writes the tables between the page's markers
     python -m tools.gpu_prediction --check    # status 1 if the page is old
 
 A launch takes the longest of: its multiplications in waves of tiles (gpu/tiles.py), its reads of
@@ -21,7 +21,7 @@ import torch
 
 from tools import page_table
 from tools.gpu_traffic import META, Eager, FusedAttention, of_launch
-from tools.gpu_waves import PAGE
+from tools.gpu_waves import MODELS, PAGE, Choice, Gemm, chosen, fullest, nearly_fullest, share
 from vitkern import ViT, ViTConfig
 from vitkern.engines.gpu import GpuEngine
 from vitkern.gpu import hardware, tiles
@@ -69,11 +69,11 @@ class Works(NamedTuple):
     three: list[Work]
 
 
-def seconds(work: Work, board: Board) -> float:
+def seconds(work: Work, board: Board, choice: Choice = chosen) -> float:
     chip = hardware.CHIPS[board.arch]
     clocks = 0.0
     if work.gemm:
-        clocks = _gemm_clocks(work, board.arch, chip.processors)
+        clocks = _gemm_clocks(work, board.arch, chip.processors, choice)
     elif work.attention:
         B, H, queries, keys = work.attention
         waves = math.ceil(B * H * math.ceil(queries / 64) / chip.processors)
@@ -81,20 +81,20 @@ def seconds(work: Work, board: Board) -> float:
     return max(clocks / board.clock, work.moved / board.dram) + GAP
 
 
-def _gemm_clocks(work: Work, arch: str, processors: int) -> float:
+def _gemm_clocks(work: Work, arch: str, processors: int, choice: Choice) -> float:
     assert work.gemm is not None
     M, N, K = work.gemm
     if work.kernel:
-        row = tiles.choose(work.kernel, arch, 16, M, N, processors)
+        row = choice(Gemm(work.kernel, N, K), arch, M, processors)
         return K * tiles.clocks(row, arch, 16, M, N, processors)
     rows = tiles.fitting("folded_linear", arch, 16)
     areas = (tiles.waves(r, M, N, processors) * r.blocks["BM"] * r.blocks["BN"] for r in rows)
     return K * min(areas) * 2 / hardware.flops(arch, 16)
 
 
-def forward(works: Works, board: Board, host: float) -> float:
+def forward(works: Works, board: Board, host: float, choice: Choice = chosen) -> float:
     """Seconds of a forward: the GPU's time, or the host's if it issues more slowly."""
-    short, long = (sum(seconds(work, board) for work in some) for some in works)
+    short, long = (sum(seconds(work, board, choice) for work in some) for some in works)
     count = len(works.two) + (DEPTH - 2) * (len(works.three) - len(works.two))
     return max(short + (DEPTH - 2) * (long - short), count * host)
 
@@ -206,8 +206,34 @@ def table(batches: Sequence[int] = BATCHES, boards: Collection[str] = tuple(BOAR
     return text
 
 
+# Where the fullest tiles fill much more than the chosen ones.
+BESIDE = [(name, batch) for batch in (1, 3, 8) for name in ("H100", "B200")]
+
+
+def beside_fullest(cells: Sequence[tuple[str, int]] = BESIDE) -> str:
+    """Markdown: what a block's GEMMs fill, and a forward's time, by the choice and by fuller tiles.
+
+    The GPU's time: a graph's launches, which the host does not hold up.
+    """
+    ways = {"chosen": chosen, "fastest with 95 % of the fullest": nearly_fullest}
+    ways["fullest"] = fullest
+    text = f"| predicted, not measured | batch | {' | '.join(ways)} |\n|---|--:|--:|--:|--:|\n"
+    width, tokens = MODELS["B/16"]
+    for name, batch in cells:
+        board = BOARDS[name]
+        processors, works = hardware.CHIPS[board.arch].processors, ours(batch, board)
+        made = []
+        for way in ways.values():
+            filled = share(way, board.arch, processors, width, batch * tokens).filled
+            made.append(f"{filled:.0%} filled, {1e3 * forward(works, board, 0.0, way):.2f} ms")
+        text += f"| {name} | {batch} | {' | '.join(made)} |\n"
+    return text
+
+
 def main(arguments: list[str] | None = None) -> int:
-    return page_table.main(__doc__, PAGE, (BEGIN, END), table, arguments)
+    return page_table.main(
+        __doc__, PAGE, (BEGIN, END), lambda: f"{table()}\n{beside_fullest()}", arguments
+    )
 
 
 if __name__ == "__main__":

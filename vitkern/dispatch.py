@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from torch.utils import _python_dispatch
 
 from .config import ViTConfig
 from .engines import Unpackable
-from .precision import CHOICES, ON_CPU_ENGINE, PRECISIONS, name_of, torch_allows_tf32
+from .precision import CHOICES, ON_CPU_ENGINE, PRECISIONS, fp32_as, name_of, torch_allows_tf32
 
 if TYPE_CHECKING:
     from .engines.base import Engine
@@ -260,6 +262,23 @@ def precision_of(model: ViT, weight: Tensor | None = None) -> str:
     if weight.is_cuda and dtype == torch.float32 and torch_allows_tf32():
         return "tf32"  # as PyTorch would, and the fused operators do
     return name_of(dtype)
+
+
+def at_precision(run: Callable[..., Any], model: ViT | None = None) -> Callable[..., Any]:
+    """`run` whose operators multiply fp32 on a GPU as `model.precision` says, if it says that.
+
+    model: None, and it is run's first argument. What torch.compile traces goes by torch's switches.
+    """
+
+    @functools.wraps(run)
+    def called(*args: Any, **given: Any) -> Any:
+        chosen = (args[0] if model is None else model).precision
+        if torch.compiler.is_compiling() or chosen not in ("fp32", "tf32"):
+            return run(*args, **given)
+        with fp32_as(chosen == "tf32"):
+            return run(*args, **given)
+
+    return called
 
 
 def check_releasable(model: ViT) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import dispatch
-from .precision import CHOICES, PRECISIONS
+from .precision import CHOICES, PRECISIONS, torch_allows_tf32
 
 if TYPE_CHECKING:
     from .model import ViT
@@ -30,7 +30,7 @@ def explain(model: ViT, image: Tensor | None) -> str:
         "reference": "plain PyTorch, module by module",
     }[route.path]
     lines = [f"path: {route.path} ({what})", f"why: {route.reason}"]
-    lines += [f"precision: {dispatch.precision_of(model)}", f"device: {model.device}"]
+    lines += [f"precision: {_precision(model, route)}", f"device: {model.device}"]
     c = model.config
     in_torch = [f"the stem {c.stem!r}"] if c.stem != "none" else []
     in_torch += ["attention pooling"] if c.pool == "map" else []
@@ -53,6 +53,16 @@ def explain(model: ViT, image: Tensor | None) -> str:
         graphs = [engine.graphs for engine in model.engines.packed() if engine.graphs]
         lines += [f"CUDA graphs: {said}" for said in graphs[:1] if route.path == "engine"]
     return "\n".join(lines)
+
+
+def _precision(model: ViT, route: dispatch.Route) -> str:
+    """Its name; of fp32 on a GPU also who chose it."""
+    name = dispatch.precision_of(model)
+    if model.device.type != "cuda" or name not in ("fp32", "tf32"):
+        return name
+    if route.path != "reference" and model.precision is not None:
+        return f"{name}, by model.precision"
+    return f"{'tf32' if torch_allows_tf32() else 'fp32'}, by torch's TF32 switches"
 
 
 def _has_native_kernels(dtype: torch.dtype) -> bool:

@@ -158,6 +158,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         """`forward_head` where no module is listened to: what an engine leaves to PyTorch."""
         return classified(self, self.fc_norm(pooled(self, x, fused=True)), None)
 
+    @dispatch.at_precision
     def forward_blocks(
         self, image: Tensor, take: Sequence[int], stop: int, norm: bool = False,
         mask: Tensor | None = None,
@@ -183,13 +184,12 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     # ---- the fused operators ----
 
+    @dispatch.at_precision
     def fused_forward(
         self, image: Tensor, dtype: torch.dtype | None = None, head: bool = True
     ) -> Tensor:
-        """The forward as fused operators, whatever `path` says; matrices cast to `dtype` if given.
-
-        Without `head`: what `forward_features` returns.
-        """
+        """Fused operators whatever `path` says, matrices cast to `dtype`; as `forward`, or without
+        `head` as `forward_features`."""
         self.check_weights("the fused path")
         seeds = self._seeds(image.device)
         x = self.fused_embed(image, seeds)
@@ -198,6 +198,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
             x = self._block(i, x, places, seeds, True, dtype, rows if i == last else None)
         return self.fused_head(x, seeds, dtype) if head else layers.layernorm(self.norm, x)
 
+    @dispatch.at_precision
     def fused_embed(self, image: Tensor, seeds: Tensor | None) -> Tensor:
         proj = self.patch_embed.proj
         prefix, position = self.position_rows(*self.grid_of(image))
@@ -267,7 +268,7 @@ class ViT(TimmApi, WeightMemory, ModelTools):
         elif hasattr(block, "fused"):
             given = (x, bias, own, turns)
         if self.grad_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(run, *given, use_reentrant=False)
+            return checkpoint(dispatch.at_precision(run, self), *given, use_reentrant=False)
         return run(*given)
 
     def position_rows(self, grid_y: int, grid_x: int) -> tuple[Tensor | None, Tensor | None]:
@@ -389,7 +390,8 @@ class ViT(TimmApi, WeightMemory, ModelTools):
 
     @property
     def precision(self) -> str | None:
-        """What matrices are multiplied in: "fp32", "tf32", "bf16", "int8", or None: its dtype."""
+        """What matrices are multiplied in: "fp32", "tf32", "bf16", "int8", or None: its dtype (fp32
+        on GPUs by torch's TF32 switches, which PyTorch's own and compiled parts follow always)."""
         return self._precision
 
     @precision.setter

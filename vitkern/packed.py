@@ -106,6 +106,7 @@ def _by_offsets(model: ViT) -> bool:
     return not dropped and not (model.training and model.grad_checkpointing)
 
 
+@dispatch.at_precision
 def fused_forward(model: ViT, batches: list[Tensor], features: bool) -> list[Tensor]:
     """`_results` by the fused operators, whatever `path` says: all rows are one (1, rows, D)."""
     dtype = dispatch.compute_dtype(model)

@@ -6,6 +6,7 @@ Sums, norms, softmax and activations are fp32 in all of them.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,38 @@ def torch_allows_tf32() -> bool:
     """What torch.set_float32_matmul_precision or its newer switches say of fp32 on GPUs."""
     newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # since torch 2.9
     return (newer or torch.get_float32_matmul_precision()) in ("tf32", "high", "medium")
+
+
+# How the GPU's operators multiply fp32 in this context: whether as tf32; None: as torch's switches
+# say. A backward, which runs in another thread, is given what its forward had (ops/_library.py).
+_tf32: contextvars.ContextVar[bool | None] = contextvars.ContextVar("vitkern_tf32", default=None)
+
+
+class fp32_as:
+    """What fp32 is multiplied as inside, by the GPU's operators: `as_tf32` or not, None: by torch's
+    switches."""
+
+    __slots__ = ("_before", "_tf32")
+
+    def __init__(self, as_tf32: bool | None) -> None:
+        self._tf32 = as_tf32
+
+    def __enter__(self) -> None:
+        self._before = _tf32.set(self._tf32)
+
+    def __exit__(self, *_: object) -> None:
+        _tf32.reset(self._before)
+
+
+def chosen_tf32() -> bool | None:
+    """What `fp32_as` says here; None: nothing."""
+    return _tf32.get()
+
+
+def multiplies_tf32() -> bool:
+    """Whether the GPU's operators multiply fp32 as tf32 here."""
+    chosen = _tf32.get()
+    return torch_allows_tf32() if chosen is None else chosen
 
 
 def without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:

@@ -1,5 +1,7 @@
 """fp32 on a GPU is multiplied as PyTorch's switches say, unless the model says otherwise."""
 
+import threading
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -7,8 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 pytest.importorskip("triton")
 from benchmarks.gpu.device import computing_in
 from tests.model.tiny_models import picture, tiny
-from vitkern import dispatch
+from vitkern import dispatch, explanation, packed
 from vitkern.engines.gpu import GpuEngine
+from vitkern.engines.trace import Launchers
 from vitkern.gpu import launch
 
 MATMUL = torch.backends.cuda.matmul
@@ -67,3 +70,79 @@ def test_an_engine_s_plans_are_of_its_own_precision(precision, dot, switch):
     engine.logits(image)
     used = {one.arguments["PRECISION"] for one in recorder.launches if "PRECISION" in one.arguments}
     assert used == {dot}
+
+
+DOTS = [(None, "highest", "tf32x3"), (None, "high", "tf32"), ("fp32", "high", "tf32x3"),
+        ("tf32", "highest", "tf32")]  # fmt: skip
+
+
+def recorded(run) -> set:
+    """How the launches multiply that `run` makes, in a thread of its own as autograd's are."""
+    recorder = launch.Recorder("sm_80")
+
+    def inside():
+        with launch.executing(recorder), Launchers():
+            run()
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    kinds = [one.arguments["PRECISION"] for one in recorder.launches
+             if "PRECISION" in one.arguments]  # fmt: skip
+    assert len(kinds) > 5
+    return set(kinds)
+
+
+@pytest.mark.parametrize("checkpointing", (False, True))
+@pytest.mark.parametrize("chosen, switch, dot", DOTS)
+def test_a_training_step_multiplies_as_the_model_says(chosen, switch, dot, checkpointing):
+    """Its backward as its forward, in another thread; what checkpoints compute again, too."""
+    model = tiny().train()
+    model.precision, model.grad_checkpointing = chosen, checkpointing
+    torch.set_float32_matmul_precision(switch)
+    made = []
+    assert recorded(lambda: made.append(model.fused_forward(picture(model)))) == {dot}
+    assert recorded(lambda: made[0].sum().backward()) == {dot}
+    assert model.blocks[0].attn.qkv.weight.grad is not None
+
+
+@pytest.mark.parametrize("chosen, switch, dot", DOTS)
+def test_so_does_a_list_of_images(chosen, switch, dot):
+    model = tiny(dynamic_image_size=True)
+    model.precision = chosen
+    torch.set_float32_matmul_precision(switch)
+    images = [picture(model, 1), picture(model, 1)]
+    with torch.no_grad():
+        assert recorded(lambda: packed.fused_forward(model, images, False)) == {dot}
+
+
+def test_models_of_other_precisions_do_not_disturb_a_backward():
+    """Their forwards come between it and its own."""
+    one, other = tiny(), tiny()
+    one.precision, other.precision = "tf32", "fp32"
+    made = []
+
+    def forwards():
+        made.append(one.fused_forward(picture(one)))
+        other.fused_forward(picture(other))
+
+    assert recorded(forwards) == {"tf32", "tf32x3"}
+    assert recorded(lambda: made[0].sum().backward()) == {"tf32"}
+
+
+@pytest.mark.parametrize("chosen, switch, said", [
+    (None, "highest", "fp32, by torch's TF32 switches"),
+    (None, "high", "tf32, by torch's TF32 switches"),
+    ("fp32", "high", "fp32, by model.precision"),
+    ("tf32", "highest", "tf32, by model.precision"),
+    ("bf16", "high", "bf16"),
+])  # fmt: skip
+def test_explain_says_who_chose(monkeypatch, chosen, switch, said):
+    model, weight = tiny(), on_gpu(torch.float32)
+    monkeypatch.setattr(type(model), "patch_embed_weight", property(lambda self: weight))
+    model.precision = chosen
+    torch.set_float32_matmul_precision(switch)
+    assert explanation._precision(model, dispatch.Route("fused", "")) == said
+    by_torch = explanation._precision(model, dispatch.Route("reference", ""))
+    wanted = "tf32" if switch == "high" else "fp32"
+    assert by_torch == ("bf16" if chosen == "bf16" else f"{wanted}, by torch's TF32 switches")

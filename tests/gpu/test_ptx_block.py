@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from tests.evidence.fixed_order.torch_mode import FixedOrder
 from tests.evidence.ptx import PtxExecutor
 from tests.model.tiny_models import tiny
+from tools import gpu_emulated
 from vitkern.contract import Error
 from vitkern.engines.gpu import GpuEngine
 from vitkern.engines.trace import Launchers
@@ -96,6 +97,7 @@ def test_inference_of_a_block(arch, numerics, size):
     assert sum(left) >= 2, "the embedding and the first half of the block leave moments"
     if PRECISIONS[numerics].dtype != torch.float32:
         assert len(executor.classes()[TENSOR[arch]]) >= 5
+        assert executor.executed[TENSOR[arch]] > 1000
     assert got.isfinite().all()
     truth, theirs = reference(numerics, count)
     ours = Error.of(got, truth)
@@ -150,3 +152,12 @@ def gradients(model, image, dtype, path):
     loss = torch.nn.functional.cross_entropy(y, labels)
     parameters = dict(model.named_parameters())
     return dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
+
+
+def test_the_page_has_the_recorded_counts():
+    rows = gpu_emulated.recorded()
+    assert gpu_emulated.table(rows) in gpu_emulated.PAGE.read_text(), (
+        "run python -m tools.gpu_emulated"
+    )
+    for arch, row in rows.items():
+        assert row["executed"][TENSOR[arch]] > 0 and row["cases"] == 2 * len(cases(())) / len(ARCHS)

@@ -1,15 +1,12 @@
-"""Every Triton that a user's torch may bring, times every architecture: do the kernels compile?
+"""Every Triton that a user's torch may bring: do the kernels compile, and what of older ones?
 
-Each Triton is installed beside the tested one, once, into the user's cache; without an index the
-tests of it are skipped. `make test` tries the installed one alone.
+`make test` tries the installed one alone; tools/triton_matrix.py goes through every version,
+architecture and model, and docs/gpu.md has its table. Others are installed beside
+(other_tritons.py); without an index the tests of them are skipped.
 """
 
-import os
-import pathlib
-import shutil
+import json
 import subprocess
-import sys
-import tempfile
 import textwrap
 
 import pytest
@@ -17,81 +14,24 @@ import pytest
 pytest.importorskip("triton")
 import triton
 
-from tests.gpu import version_matrix
+from tests.gpu import other_tritons, version_matrix
+from tests.gpu.other_tritons import TOO_OLD, VERSIONS
 from tests.gpu.test_compiler import OLD_TRITON
-
-ROOT = pathlib.Path(__file__).parents[2]
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitkern/triton"
-VERSIONS = ("3.4.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0")
-TOO_OLD = ("3.2.0", "3.3.1")  # of torch 2.6 and 2.7
-ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100")
-
-
-def folder_of(version: str) -> pathlib.Path:
-    """Where this Triton is, installed now if it was not."""
-    place = CACHE / version
-    if (place / "triton").is_dir():
-        return place
-    CACHE.mkdir(parents=True, exist_ok=True)
-    beside = tempfile.mkdtemp(dir=CACHE)  # moved when it is whole
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    pip += ["--no-deps", "--no-compile", "--target", beside, f"triton=={version}"]
-    ran = subprocess.run(pip, capture_output=True, text=True)
-    if ran.returncode:
-        shutil.rmtree(beside)
-        pytest.skip(f"triton {version} cannot be installed: {ran.stderr.strip()[-200:]}")
-    try:
-        os.rename(beside, place)
-    except OSError:  # another process was faster
-        shutil.rmtree(beside)
-    return place
-
-
-# Triton 3.4 links AMD's binaries with ROCm's linker, which its wheel does not have: nothing is
-# loaded here, so the object file stands in.
-LINKER = """#!/bin/sh
-while [ $# -gt 0 ]; do
-  case "$1" in -flavor) shift ;; -o) shift; out="$1" ;; -*) ;; *) in="$1" ;; esac
-  shift
-done
-[ -z "$out" ] || cp "$in" "$out"  # asked for its version: nothing
-"""
-
-
-def linker() -> str:
-    path = CACHE / "ld.lld"
-    if not path.is_file() or path.read_text() != LINKER:
-        path.write_text(LINKER)
-        path.chmod(0o755)
-    return str(path)
+from tools import triton_matrix
+from vitkern.gpu.configs import ARCHS
 
 
 def run_with(version: str, *command: str) -> subprocess.CompletedProcess:
-    """Python with this Triton in the place of the installed one."""
-    environment = {**os.environ, "PYTHONPATH": f"{folder_of(version)}{os.pathsep}{ROOT}"}
-    if version == "3.4.0":
-        environment["TRITON_HIP_LLD_PATH"] = linker()
-    return subprocess.run(
-        [sys.executable, *command], env=environment, cwd=ROOT, capture_output=True, text=True
-    )
+    try:
+        return other_tritons.run_with(version, *command)
+    except other_tritons.NotInstalled as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "gfx90a"])
 def test_a_forward_compiles_with_the_installed_triton(arch):
     wanted = version_matrix.forward(arch, "Ti/16", "bf16")
     assert len(wanted) > 5 and not version_matrix.compile_all(arch, wanted)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("model", ("Ti/16", "eva02_tiny_patch14_336"))
-def test_every_kernel_compiles(model, version, arch):
-    """Of a plain model, and of one with rotary positions and a gated MLP."""
-    ran = run_with(version, "-m", "tests.gpu.version_matrix", arch, model, "bf16,fp32")
-    assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
-    assert f"triton {version} {arch}: " in ran.stdout
-    print(ran.stdout)
 
 
 COUNT = """
@@ -124,3 +64,83 @@ def test_the_references_run_with_an_older_one(version):
 
 def test_the_installed_one_is_in_the_matrix():
     assert triton.__version__ in VERSIONS
+
+
+# ---- the matrix ----------------------------------------------------------------------------------
+
+
+class Cells:
+    """In the place of the process that compiles a cell; `said` of some of them, by architecture."""
+
+    def __init__(self, monkeypatch, tmp_path, **said):
+        self.ran, self.said = [], said
+        self.rows = tmp_path / "rows.jsonl"
+        monkeypatch.setattr(triton_matrix, "ROWS", self.rows)
+        monkeypatch.setattr(triton_matrix, "source_of_cell", lambda arch, model: f"{arch} {model}")
+        monkeypatch.setattr(triton_matrix, "run_with", self.run)
+
+    def run(self, version, *command):
+        arch, model = command[2:4]
+        self.ran.append((version, arch, model))
+        if version == "3.9.0":
+            raise other_tritons.NotInstalled("triton 3.9.0 cannot be installed: no index")
+        status, out, err = self.said.get(arch, (0, "", ""))
+        out = out or f"triton {version} {arch}: 7 of 7 kernels in 3 s\n"
+        return subprocess.CompletedProcess(command, status, out, err)
+
+
+def test_a_cell_is_a_row_and_is_not_compiled_again(monkeypatch, tmp_path):
+    cells = Cells(monkeypatch, tmp_path)
+    wanted = ["--triton", "3.7.1,3.8.0", "--arch", "sm_80", "--model", "Ti/16"]
+    assert triton_matrix.run(triton_matrix.parsed(wanted)) == 0
+    assert cells.ran == [("3.7.1", "sm_80", "Ti/16"), ("3.8.0", "sm_80", "Ti/16")]
+    rows = [json.loads(line) for line in cells.rows.read_text().splitlines()]
+    assert [row["triton"] for row in rows] == ["3.7.1", "3.8.0"]
+    assert all((row["kernels"], row["failed"]) == (7, 0) for row in rows)
+    assert triton_matrix.run(triton_matrix.parsed(wanted)) == 0
+    assert len(cells.ran) == 2, "both are there"
+    monkeypatch.setattr(triton_matrix, "source_of_cell", lambda arch, model: "kernels changed")
+    assert triton_matrix.run(triton_matrix.parsed(wanted)) == 0
+    assert len(cells.ran) == 4 and len(cells.rows.read_text().splitlines()) == 2
+
+
+def test_what_fails_is_in_the_row_and_is_said_every_time(monkeypatch, tmp_path, capsys):
+    lines = (
+        "triton 3.7.1 sm_90: 5 of 7 kernels in 2 s\nFAILED sm_90 a: X: y\nFAILED sm_90 b: X: z\n"
+    )
+    died = (-6, "", "compiling gfx950 first\ncompiling gfx950 second\nLLVM ERROR: no\n")
+    cells = Cells(monkeypatch, tmp_path, sm_90=(1, lines, ""), gfx950=died)
+    wanted = triton_matrix.parsed(
+        ["--triton", "3.7.1", "--arch", "sm_80,sm_90,gfx950", "--model", "Ti/16"]
+    )
+    assert triton_matrix.run(wanted) == 1
+    rows = triton_matrix.recorded()
+    assert rows["3.7.1", "sm_90", "Ti/16"]["failed"] == 2
+    assert rows["3.7.1", "gfx950", "Ti/16"]["wrong"][0].startswith("ended by signal 6 at second: ")
+    table = triton_matrix.table(rows)
+    assert "| 3.7.1 |" in table and "2 of 7 fail" in table and "died" in table
+    assert triton_matrix.run(wanted) == 1 and len(cells.ran) == 3
+    assert "FAILED sm_90 a: X: y" in capsys.readouterr().out
+
+
+def test_a_version_that_cannot_be_installed_is_left_out(monkeypatch, tmp_path, capsys):
+    cells = Cells(monkeypatch, tmp_path)
+    wanted = triton_matrix.parsed(["--triton", "3.9.0", "--arch", "sm_80,sm_90"])
+    assert triton_matrix.run(wanted) == 0
+    assert len(cells.ran) == 1 and not triton_matrix.recorded()
+    assert "cannot be installed" in capsys.readouterr().out
+
+
+def test_the_page_has_the_recorded_matrix():
+    rows = triton_matrix.recorded()
+    assert triton_matrix.table(rows) in triton_matrix.PAGE.read_text(), (
+        "run python -m tools.triton_matrix --page"
+    )
+    assert {version for version, _, _ in rows} <= {*VERSIONS}
+    assert set(ARCHS) <= {*triton_matrix.ARCHS}
+
+
+def test_a_cell_s_hash_is_of_the_kernels_that_it_compiles():
+    one = triton_matrix.source_of_cell("sm_80", "Ti/16")
+    assert one == triton_matrix.source_of_cell("sm_80", "Ti/16")
+    assert one != triton_matrix.source_of_cell("sm_90", "Ti/16")

@@ -31,6 +31,20 @@ def test_the_gate_sees_a_bad_choice(monkeypatch):
     assert any("filled" in line for line in wrong)
 
 
+def test_the_gate_beside_the_fullest_tiles_sees_a_batch_that_is_lost(monkeypatch):
+    assert not list(gpu_waves.too_few_near("S/16", "H100"))
+    chosen = gpu_waves.chosen
+
+    def worse_once(gemm, arch, M, processors):
+        """For one image, which fills as much as the fullest tiles would, the largest tile."""
+        rows = tiles.fitting(gemm.kernel, arch, 16)
+        return rows[0] if M == 197 else chosen(gemm, arch, M, processors)
+
+    monkeypatch.setattr(gpu_waves, "chosen", worse_once)
+    (wrong,) = gpu_waves.too_few_near("S/16", "H100")
+    assert wrong.endswith("95% of what the fullest tiles fill at 27 batch sizes, 28 are wanted")
+
+
 def test_what_was_filled_before():
     """The shares that made the tiles necessary."""
     for board, batch, percent in (
@@ -50,3 +64,5 @@ def test_the_page_has_the_present_prediction():
     head, *rows = gpu_prediction.table([8], ["A100"]).splitlines()
     assert head.startswith("| predicted, not measured |") and len(rows) == 2
     assert all(row in page for row in (head, *rows)), "run python -m tools.gpu_prediction"
+    _, _, *rows = gpu_prediction.beside_fullest([("H100", 3)]).splitlines()
+    assert len(rows) == 1 and rows[0] in page, "run python -m tools.gpu_prediction"

@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "rotary": "config",
     "weights": "weights.layouts positions config",
     "weights.layouts": "positions config",
-    "ops": "registry philox",
+    "ops": "registry precision philox",
     "image_files": "",
     "positions": "config",
     "config": "names",

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..precision import torch_allows_tf32
+from ..precision import multiplies_tf32
 from . import configs, launch, tiles
 
 
@@ -135,11 +135,11 @@ def vector(t: Tensor | None) -> Tensor | None:
 
 
 def precision_of(weight: Tensor) -> str:
-    """tl.dot's input_precision for this weight: what the executor or torch's own setting asks."""
+    """tl.dot's input_precision for this weight: what executor, model or torch's switches ask."""
     executor, bits = launch.executor_of(weight), 8 * weight.element_size()
     tf32 = executor.tf32
     if tf32 is None and bits == 32:
-        tf32 = torch_allows_tf32()
+        tf32 = multiplies_tf32()
     return configs.dot_precision(executor.arch, bits, bool(tf32))
 
 

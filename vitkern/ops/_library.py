@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..precision import chosen_tf32, fp32_as
 from ..registry import CallShape, Operator, resolve
 
 _LIBRARY = torch.library.Library("vitkern", "DEF")
@@ -184,6 +185,7 @@ def _define_backward(op: Operator) -> None:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         output = (output,) if isinstance(output, Tensor) else output
         ctx.plain = [None if isinstance(a, Tensor) else a for a in inputs]
+        ctx.tf32 = chosen_tf32()
         ctx.places = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
@@ -210,9 +212,10 @@ def _define_backward(op: Operator) -> None:
             need and name in op.passed for name, need in zip(op.arguments, needs, strict=True)
         ]
         asked = [need and not through for need, through in zip(needs, passed, strict=True)]
-        grads = iter(
-            backward_op(grad, *args, list(saved[len(ctx.places) :]), asked) if any(asked) else []
-        )
+        grads: Any = iter(())
+        if any(asked):
+            with fp32_as(ctx.tf32):
+                grads = iter(backward_op(grad, *args, list(saved[len(ctx.places) :]), asked))
         return tuple(
             grad if through else next(grads) if need else None
             for need, through in zip(asked, passed, strict=True)

@@ -7,7 +7,7 @@ import pathlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections import Counter
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from triton import knobs
 from vitkern.gpu.compiler import input_of, target_of
 from vitkern.gpu.launch import Executor, Launch, Variant
 
-from .machine import DTYPES, Machine
+from .machine import CLASSES, DTYPES, Machine
 from .memory import GlobalMemory
-from .parser import Instruction, Program, PtxError, parse
+from .parser import Program, PtxError, parse
 from .proxy import AsyncProxy
 from .shared import SharedMemory
 from .warpgroup import Flight, InFlightError, uses_wgmma
@@ -37,8 +37,10 @@ def run_ptx(
     writes: frozenset[str] | None = None,
     toward_zero: bool = False,
     serialised: bool = False,
-) -> None:
+) -> Counter[str]:
     """Execute `entry`; `params` are numbers, None (a null pointer), torch tensors or numpy arrays.
+
+    Returns how many instructions of CLASSES its warps executed.
 
     Their types are those that the PTX declares. Tensors are read and written in place, and only if
     the kernel ends; only those whose name is in `writes` (all, if it is None) may be written.
@@ -63,6 +65,7 @@ def run_ptx(
     machine.toward_zero = toward_zero
     machine.run()
     memory.close()
+    return machine.executed
 
 
 def _pack(value: float, kind: str) -> bytes:
@@ -85,6 +88,7 @@ class PtxExecutor(Executor):
         self.arch, self.toward_zero = arch, toward_zero
         self.launches: list[Launch] = []
         self.serialised: list[Launch] = []
+        self.executed: Counter[str] = Counter()  # instructions of all launches, by CLASSES
 
     def run(self, launch: Launch) -> None:
         self.launches.append(launch)
@@ -103,12 +107,13 @@ class PtxExecutor(Executor):
             toward_zero=self.toward_zero,
         )
         try:
-            start()
+            executed = start()
         except InFlightError:
             if not is_serialised(program):
                 raise
             self.serialised.append(launch)
-            start(serialised=True)
+            executed = start(serialised=True)
+        self.executed += executed
 
     def classes(self) -> dict[str, set[str]]:
         """Kernels that ran, by the classes of instructions that their programs hold."""
@@ -120,17 +125,6 @@ class PtxExecutor(Executor):
             }:
                 found[name].add(launch.variant.name)
         return found
-
-
-# What a kernel is counted by.
-CLASSES: dict[str, Callable[[Instruction], bool]] = {
-    "mma": lambda i: i.op == "mma",
-    "wgmma": lambda i: i.op == "wgmma",
-    "ldmatrix": lambda i: i.op == "ldmatrix",
-    "stmatrix": lambda i: i.op == "stmatrix",
-    "cp.async": lambda i: i.op == "cp" and "bulk" not in i.modifiers,
-    "TMA": lambda i: i.op == "cp" and "bulk" in i.modifiers,
-}
 
 
 def is_serialised(program: Program) -> bool:

@@ -11,6 +11,7 @@ mask of those that execute. Other threads' registers keep their values.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -69,6 +70,17 @@ def unsupported(i: Instruction) -> PtxError:
     return PtxError(f"unknown form of {i.op}, {i}")
 
 
+# What kernels and what they execute are counted by, without waits and fences; TMA: bulk copies.
+CLASSES: dict[str, Callable[[Instruction], bool]] = {
+    "mma": lambda i: i.op == "mma",
+    "wgmma": lambda i: i.op == "wgmma" and "mma_async" in i.modifiers,
+    "ldmatrix": lambda i: i.op == "ldmatrix",
+    "stmatrix": lambda i: i.op == "stmatrix",
+    "cp.async": lambda i: i.op == "cp" and {"shared", "bulk"} & {*i.modifiers} == {"shared"},
+    "TMA": lambda i: i.op == "cp" and "bulk" in i.modifiers,
+}
+
+
 class Machine:
     """A program with its grid, ready to run; what its instructions share."""
 
@@ -106,6 +118,7 @@ class Machine:
         self.addresses: dict[str, int] = {}  # shared variable -> its address
         self.globals = self.shared = None  # memory.py, shared.py
         self.flight = None  # warpgroup.py, of programs with wgmma
+        self.executed: Counter[str] = Counter()  # instructions of CLASSES, once for each warp
         self.toward_zero = False  # how a matrix product rounds: see matrix.py
 
     # ---- operands -----------------------------------------------------------------------------
@@ -221,7 +234,7 @@ class _Block:
         self.last = code[-1] if _ends(code[-1]) else None
         self.barrier = bool(self.last) and self.last.op in ("bar", "barrier")
         body = code[:-1] if self.last else code
-        self.steps = [_guarded(machine, i, _watched(machine, i)) for i in body]
+        self.steps = [_guarded(machine, i, _counted(machine, i)) for i in body]
         self.next = self.target = -1  # set by _basic_blocks
         self.condition = self.last and self.last.guard and machine.read(self.last.guard, "pred")
 
@@ -287,6 +300,22 @@ def _watched(machine: Machine, i: Instruction) -> Step:
     """Its step; where registers can be in flight, one that complains about their use."""
     step = builder_of(i)(machine, i)
     return step if machine.flight is None else machine.flight.watch(i, step)
+
+
+def _counted(machine: Machine, i: Instruction) -> Step:
+    """Its step; of an instruction of CLASSES one that counts the warps that execute it."""
+    step, kinds = _watched(machine, i), [name for name, has in CLASSES.items() if has(i)]
+    if not kinds:
+        return step
+    executed, every = machine.executed, machine.size // WARP
+
+    def counted(where: object) -> None:
+        step(where)
+        warps = every if where is True else int(where.reshape(-1, WARP).any(1).sum())
+        for kind in kinds:
+            executed[kind] += warps
+
+    return counted
 
 
 def _guarded(machine: Machine, i: Instruction, step: Step) -> Step:

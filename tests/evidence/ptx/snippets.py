@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from .executor import run_ptx
@@ -25,12 +27,15 @@ _MODULE = """
 """
 
 
-def run(body, *params, threads=32, grid=(1,), shared=0, **more) -> None:
-    """Runs `body`: %r0 is the thread, %r59 the shared memory, %rd0 ... the parameters."""
+def run(body, *params, threads=32, grid=(1,), shared=0, **more) -> Counter[str]:
+    """Runs `body`: %r0 is the thread, %r59 the shared memory, %rd0 ... the parameters.
+
+    Returns the instructions that were executed, as run_ptx does.
+    """
     names = [f".param .u64 p{n}" for n in range(len(params))]
     loads = "".join(f"  ld.param.b64 %rd{n}, [p{n}];\n" for n in range(len(params)))
     text = _MODULE.format(params=", ".join(names), loads=loads, body=body)
-    run_ptx(text, "kernel", grid, threads, shared, list(params), **more)
+    return run_ptx(text, "kernel", grid, threads, shared, list(params), **more)
 
 
 _REGISTERS = {2: "%h", 4: "%r", 8: "%rd"}
