@@ -27,6 +27,7 @@ def accelerate(model: nn.Module, precision: str | None = None, *, keep_weights: 
 
     keep_weights=False: the result holds the only copy of the weights, packed for this precision
     (`ViT.release_weights`), and `model` itself is left without them, on the meta device. On a CPU.
+    At bf16 and int8, which round, keep a checkpoint: the weights do not come back as they were.
     """
     check_choice("accelerate: precision", precision)
     if not isinstance(model, nn.Module):

@@ -145,9 +145,12 @@ def decide(model: ViT, image: Tensor | None, want: str, weight: Tensor) -> Route
 
 
 def _refuse_precision(model: ViT, reason: str) -> NoReturn:
+    held = model.released
+    first = "" if held is None else f"{held.how_to_restore()}; then "
     raise RuntimeError(
         f"ViT: precision {model.precision!r} is of the packed CPU engine only, which cannot serve"
-        f" this call: {reason}. Or set model.precision = None, or one of {', '.join(CHOICES)}"
+        f" this call: {reason}. Or {first}set model.precision = None, or one of"
+        f" {', '.join(CHOICES)}"
     )
 
 
@@ -288,16 +291,27 @@ def check_releasable(model: ViT) -> str:
     reason = "the model is in training mode; call model.eval()" if model.training else ""
     if not reason and model.device.type != "cpu":
         reason = f"the model is on {model.device}, and only the CPU's engine holds its own weights"
-    if not reason and precision in ON_CPU_ENGINE:
-        reason = f"{precision} rounds weights; release them at fp32, tf32 or bf16"
     reason = reason or structure.not_fused or structure.not_engine
     if not reason and model.config.block == "parallel":
         reason = "a parallel block's projection is packed in parts"
+    if not reason and precision in ON_CPU_ENGINE and shared_matrix(model):
+        name = shared_matrix(model)
+        reason = f"two layers share {name}, which {precision} rounds for each of them by itself"
     reason = reason or model.engines.why_not(model.patch_embed_weight, precision)
     reason = reason or model.engines.unpackable(precision)
     if reason:
         raise RuntimeError(f"ViT.release_weights: {reason}")
     return precision
+
+
+def shared_matrix(model: ViT) -> str:
+    """The second name of a block's matrix that two layers have; "" where none is shared."""
+    seen: set[Tensor] = set()
+    for name, parameter in model.blocks.named_parameters(remove_duplicate=False):
+        if parameter.ndim == 2 and parameter in seen:
+            return f"blocks.{name}"
+        seen.add(parameter)
+    return ""
 
 
 # ---- images ----

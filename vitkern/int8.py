@@ -7,8 +7,8 @@ own that are found when it is computed. Nothing is calibrated. Sums of integers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ LARGEST = 127
 # Where a CPU adds four products in 16 bits (csrc/cpu/dot_int8.hpp): weights of one sign among them.
 MOST_OF_FOUR = 128
 SMALLEST_SCALE = 1e-30  # below, a row of activations is zero: the inverse may overflow
-FILE_INTEGERS = "file_integers"  # attribute of a model that was read from a file: name, Quantised
+# Attribute of a model whose parameters were restored with the values of integers: these, by name.
+RESTORED = "restored_integers"
 # A norm and the linear layers that may read it; outlier columns move from one to the others.
 SMOOTHED = (
     ("norm1", ("attn.qkv", "attn.q_proj", "attn.k_proj", "attn.v_proj")),
@@ -37,6 +38,23 @@ class Quantised(NamedTuple):
     def values(self) -> Tensor:
         """The weight that the integers stand for, in float32."""
         return self.integers * self.scales.view(-1, *[1] * (self.integers.ndim - 1))
+
+
+class Held(NamedTuple):
+    """A weight that a model holds as integers, in place of its parameter or beside it."""
+
+    weight: Quantised
+    by: (
+        Tensor | None
+    )  # its columns were multiplied with it before (`smoothing`); None: with nothing
+
+    def values(self) -> Tensor:
+        """What the integers stand for, in float32, before the columns were multiplied."""
+        values = self.weight.values()
+        return values if self.by is None else values.div_(self.by)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Held:
+        return self  # it never changes
 
 
 def quantise_weight(weight: Tensor) -> Quantised:
@@ -109,33 +127,47 @@ def smoothing(norm_weight: Tensor, norm_bias: Tensor) -> Tensor:
     return torch.where(log.isfinite().all(), ((log - log.mean()) / 2).round(), 0).exp2()
 
 
-def state_of(model: ViT) -> dict[str, Tensor | Quantised]:
-    """The parameters of a model that does the same, all matrices quantised.
+def parts_of(model: ViT) -> Iterator[tuple[str, Tensor | Quantised]]:
+    """The parameters of a model that does the same, all matrices quantised, one after another.
 
-    A model that was read from a file of packed weights (packed_file.py) keeps the file's integers
-    while its parameters have their values.
+    Those that the model holds as integers are given out as they are. Nothing is kept of the others.
     """
-    with torch.no_grad():
-        state = {n: p.detach() for n, p in model.named_parameters(remove_duplicate=False)}
-        found: dict[str, Tensor | Quantised] = {}
-        kept = _still_valid(getattr(model, FILE_INTEGERS, {}), state)
-        for i in range(model.config.depth):
-            for norm, readers in SMOOTHED:
-                norm = f"blocks.{i}.{norm}"
-                names = [f"blocks.{i}.{layer}.weight" for layer in readers]
-                layers = [name for name in names if name in state]
-                if any(name in kept for name in layers):
-                    continue
-                by = smoothing(state[f"{norm}.weight"], state[f"{norm}.bias"])
-                for name in (f"{norm}.weight", f"{norm}.bias"):
-                    found[name] = state[name].float() / by
-                for name in layers:
-                    found[name] = quantise_weight(state[name].float() * by)
-        for name, value in state.items():
-            if name not in found:
-                matrix = is_matrix(name, value)
-                found[name] = kept.get(name) or quantise_weight(value) if matrix else value
-        return {name: found[name] for name in state}
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    held = held_by(model)
+    by = smoothings(model, held)
+    for name in names:
+        value = model.get_parameter(name).detach()
+        if name in held:
+            yield name, held[name].weight
+        elif is_matrix(name, value):
+            factor = by.get(name)
+            yield name, quantise_weight(value if factor is None else value.float() * factor)
+        else:
+            factor = by.get(name.rpartition(".")[0])
+            yield name, value if factor is None else value.float() / factor
+
+
+def state_of(model: ViT) -> dict[str, Tensor | Quantised]:
+    """All of `parts_of`."""
+    return dict(parts_of(model))
+
+
+def smoothings(model: ViT, held: Mapping[str, Held]) -> dict[str, Tensor]:
+    """`smoothing` by the name of a norm and by those of the matrices that read it."""
+    found: dict[str, Tensor] = {}
+    for i in range(model.config.depth):
+        for norm, readers in SMOOTHED:
+            norm = f"blocks.{i}.{norm}"
+            layers = [f"blocks.{i}.{layer}.weight" for layer in readers]
+            there = [held[name] for name in layers if name in held]
+            if there:  # quantised with it: the others that read this norm follow
+                by = there[0].by
+            else:
+                weight, bias = (model.get_parameter(f"{norm}.{key}") for key in ("weight", "bias"))
+                by = smoothing(weight.detach(), bias.detach())
+            if by is not None:
+                found |= dict.fromkeys((norm, *layers), by)
+    return found
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
@@ -147,11 +179,13 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
     return name.startswith("blocks.") and parameter.ndim == 2 and name.endswith(".weight")
 
 
-def _still_valid(
-    integers: Mapping[str, Quantised], state: Mapping[str, Tensor]
-) -> dict[str, Quantised]:
-    return {
-        name: one
-        for name, one in integers.items()
-        if name in state and torch.equal(one.values(), state[name].float().cpu())
-    }
+def held_by(model: ViT) -> dict[str, Held]:
+    """The matrices that a model has as integers, by name."""
+    released, beside = model.released, getattr(model, RESTORED, {})
+    found: dict[str, Held] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if released is not None and parameter in released.integers:
+            found[name] = released.integers[parameter]
+        elif name in beside and torch.equal(beside[name].values(), parameter.float().cpu()):
+            found[name] = beside[name]
+    return found

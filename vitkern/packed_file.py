@@ -95,10 +95,9 @@ def load_packed(path: str | os.PathLike[str]) -> ViT:
     It gives the bits of the model that was saved, where the same kind of panels is read. The file
     stays mapped: do not change it in place while the model lives.
 
-    int8: the parameters are float32, with the values that the integers stand for, so that it can
-    also compute in another precision or be trained. Otherwise the model holds the panels alone, as
-    after `ViT.release_weights`: `restore_weights()` brings the parameters back where packing did
-    not round them (fp32).
+    The model holds the packed weights alone, as after `ViT.release_weights`: `restore_weights()`
+    brings the parameters back where packing did not round them (fp32), and with `rounded=True` the
+    values that are left of them.
     """
     about, tensors = _read(Path(path))
     config = _config(path, about)
@@ -110,14 +109,20 @@ def load_packed(path: str | os.PathLike[str]) -> ViT:
 
 
 def with_parameters(model: ViT, who: str) -> ViT:
-    """The model itself, for those who read its parameters; a ValueError where there are none."""
+    """The model itself, for those who read its parameters; a ValueError where there are none.
+
+    At int8 they have the values that the integers stand for, and the integers stay beside them.
+    """
     if model.released is not None:
-        if not model.released.exact:
+        if model.released.integers:
+            model.restore_weights(rounded=True)
+        elif not model.released.exact:
             raise ValueError(
                 f"{who} needs the weights, which the file holds as packed for"
                 f" {model.released.precision}, rounded: give the checkpoint that it was made of"
             )
-        model.restore_weights()
+        else:
+            model.restore_weights()
     return model
 
 
@@ -125,7 +130,6 @@ def with_parameters(model: ViT, who: str) -> ViT:
 
 
 def _integers(model: ViT) -> dict[str, Tensor]:
-    model.check_weights("save_packed at int8")
     tensors: dict[str, Tensor] = {}
     for name, value in int8.state_of(model).items():
         if isinstance(value, int8.Quantised):
@@ -201,19 +205,19 @@ def _from_integers(
     tensors: dict[str, Tensor],
 ) -> ViT:
     model = ViT(config, device="meta")
-    integers = {}
-    for name, parameter in model.named_parameters():
+    held = Released("int8", torch.float32)
+    for name, parameter in list(model.named_parameters()):
         shape, matrix = tuple(parameter.shape), int8.is_matrix(name, parameter)
         dtype = torch.int8 if matrix else torch.float32
         value = _take(path, tensors, name, dtype, shape)
         scales = _take(path, tensors, name + SCALES, torch.float32, shape[:1]) if matrix else value
         _check_finite(path, name, scales)
         if matrix:
-            integers[name] = int8.Quantised(value, scales)
-            value = integers[name].values()
-        _set(model, name, nn.Parameter(value))
+            held.integers[parameter] = int8.Held(int8.Quantised(value, scales), None)
+        else:
+            _set(model, name, nn.Parameter(value.clone()))
     _take_buffers(path, model, tensors, torch.float32)
-    setattr(model, int8.FILE_INTEGERS, integers)
+    model.hold_panels(held)
     model.precision = "int8"
     return model
 

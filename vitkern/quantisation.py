@@ -107,6 +107,7 @@ def quantise(model: ViT, images: Tensor | Iterable[Tensor] | None = None) -> Rep
             f"quantise: expected a vitkern.ViT, got {type(model).__name__}; of a timm model, pass"
             f" vitkern.accelerate(model)"
         )
+    model.check_weights("quantise's report")
     if model.training or model.device.type != "cpu":
         where = "in training mode" if model.training else f"on {model.device}"
         raise ValueError(f"quantise: the model is {where}; call model.cpu().eval() first")

@@ -35,7 +35,7 @@ class WeightMemory(nn.Module):
     def released(self) -> Released | None:
         """What holds the weights after `release_weights`, else None."""
         held = self._released
-        return held if held is not None and held.panels else None
+        return held or None
 
     def repack(self) -> None:
         """Pack the weights again; needed after writes through `parameter.data` that nothing shows.
@@ -48,10 +48,12 @@ class WeightMemory(nn.Module):
     def release_weights(self, *others: nn.Module) -> None:
         """Hold the weights once: packed for the present precision, without the parameters' memory.
 
+        At int8 as integers, a quarter of the parameters' bytes, beside the engine's panels of them.
+
         Afterwards the model runs in eval mode without gradients, at this precision. The matrices
         among its parameters, and among those of `others` that share them, are left without memory
-        (on the meta device). `state_dict()` unpacks them where packing did not round (fp32), and
-        `restore_weights()` brings them back.
+        (on the meta device). `state_dict()` unpacks them where packing did not round (fp32; bf16
+        and int8 are refused), and `restore_weights()` brings them back.
         """
         from .engines.released import release
 
@@ -71,17 +73,23 @@ class WeightMemory(nn.Module):
         """Take panels as the only weights, as after `release_weights`; the matrices are on meta."""
         self._released = held
 
-    def restore_weights(self, state_dict: Mapping[str, Tensor] | None = None) -> None:
+    def restore_weights(
+        self, state_dict: Mapping[str, Tensor] | None = None, *, rounded: bool = False
+    ) -> None:
         """Undo `release_weights`: the parameters get their memory and values back.
 
-        state_dict: where the values come from; needed if packing rounded them (bf16).
+        state_dict: where the values come from, if packing rounded them (bf16, int8). rounded=True
+        takes what packing left of them instead: the model then computes at any precision, or is
+        trained, with values that differ from the checkpoint's, and `state_dict()` has those.
         """
+        if state_dict is not None and rounded:
+            raise ValueError("ViT.restore_weights: give a state dict or rounded=True, not both")
         held = self.released
         if held is not None:
             from .engines.released import restore
 
             model: Any = self
-            restore(model, held, state_dict)
+            restore(model, held, state_dict, rounded)
             self._released = None
         if state_dict is not None:
             self.load_state_dict(state_dict)
@@ -92,12 +100,18 @@ class WeightMemory(nn.Module):
         if held is not None:
             raise RuntimeError(
                 f"ViT: {what} needs the weights, which were released (keep_weights=False) and are"
-                f" packed for {held.precision} alone; call model.restore_weights() first"
+                f" packed for {held.precision} alone; {held.how_to_restore()}"
             )
 
     def weight_bytes(self) -> dict[str, int]:
-        """Memory of the parameters, and of the panels that this model's engines hold."""
-        memory = {p.untyped_storage().data_ptr(): p.nbytes for p in self.parameters() if p.is_cpu}
+        """Memory of the parameters, and of the panels that this model's engines hold.
+
+        Integers in parameters' place (`release_weights` at int8) count as parameters.
+        """
+        there: list[Tensor] = [p for p in self.parameters() if p.is_cpu]
+        held = self.released
+        there += [] if held is None else [t for one in held.integers.values() for t in one.weight]
+        memory = {t.untyped_storage().data_ptr() + t.storage_offset(): t.nbytes for t in there}
         return {"parameters": sum(memory.values()), "packed": self.engines.packed_bytes()}
 
     # ---- what nn.Module does with parameters ----

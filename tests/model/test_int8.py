@@ -261,6 +261,9 @@ def test_a_file_keeps_the_bits(option, tmp_path):
         assert torch.equal(copied(image), want)
         vitkern.save_packed(loaded, tmp_path / "again.safetensors")
         assert torch.equal(vitkern.load_packed(tmp_path / "again.safetensors")(image), want)
+    loaded.restore_weights(rounded=True)
+    with torch.inference_mode():
+        assert torch.equal(loaded(image), want), "of the file's integers"
         loaded.precision = "fp32"
         assert 0 < Error.of(loaded(image), want).rms < 0.1
     with torch.no_grad():
@@ -268,6 +271,42 @@ def test_a_file_keeps_the_bits(option, tmp_path):
     loaded.precision = "int8"
     with torch.inference_mode():
         assert not torch.equal(loaded(image), want)
+
+
+def test_a_file_is_read_without_its_floats(tmp_path, monkeypatch):
+    """Neither reading, a forward, nor writing again makes floats of the integers."""
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    model, file = tiny(separate_qkv=True), tmp_path / "model.safetensors"
+    model.precision, image = "int8", picture(model)
+    vitkern.save_packed(model, file)
+    with torch.inference_mode():
+        want = model(image)
+
+    def refuse(*_):
+        raise AssertionError("made floats")
+
+    monkeypatch.setattr(int8.Quantised, "values", refuse)
+    monkeypatch.setattr(int8, "quantise_weight", refuse)
+    loaded = vitkern.load(file)
+    matrices = {n: p for n, p in loaded.named_parameters() if int8.is_matrix(n, p)}
+    assert len(matrices) == 6 * model.config.depth and all(p.is_meta for p in matrices.values())
+    with torch.inference_mode():
+        assert torch.equal(loaded(image), want)
+    vitkern.save_packed(loaded, tmp_path / "again.safetensors")
+    one, two = load_file(file), load_file(tmp_path / "again.safetensors")
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    floats = sum(p.nbytes for n, p in model.named_parameters() if n not in matrices)
+    integers = sum(p.numel() + 4 * len(p) for p in matrices.values())
+    assert loaded.weight_bytes()["parameters"] == floats + integers
+
+
+def test_quantise_refuses_a_model_without_its_floats():
+    model = tiny()
+    model.precision = "int8"
+    model.release_weights()
+    with pytest.raises(RuntimeError, match=r"quantise's report needs the weights.*rounded=True"):
+        vitkern.quantise(model, picture(model))
+    assert model.precision == "int8"
 
 
 def test_a_file_has_a_quarter_of_the_size(tmp_path):

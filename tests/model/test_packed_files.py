@@ -13,7 +13,7 @@ import torch
 
 import vitkern
 from tests.model.tiny_models import OPTIONS, picture, tiny
-from vitkern import _C, cpu, packed_file, packing
+from vitkern import _C, cpu, int8, packed_file, packing
 from vitkern.contract import Error
 from vitkern.panels import Form
 
@@ -42,6 +42,7 @@ def no_packing(monkeypatch):
     def start():
         monkeypatch.setattr(packing, "shared", refuse)
         monkeypatch.setattr(packing, "unshared", refuse)
+        monkeypatch.setattr(int8, "quantise_weight", refuse)
 
     return start
 
@@ -53,7 +54,7 @@ def no_packing(monkeypatch):
     "option",
     ["plain", "qk-norm", "head-token-norm", "odd-sizes", "stem", "swiglu", "position-rope"],
 )
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", (*PRECISIONS, "int8"))
 def test_a_file_keeps_the_bits_and_is_not_packed_again(option, precision, tmp_path, no_packing):
     model, file = tiny(**OPTIONS[option]).eval(), tmp_path / "model.safetensors"
     model.precision, image = precision, picture(model)
@@ -69,7 +70,7 @@ def test_a_file_keeps_the_bits_and_is_not_packed_again(option, precision, tmp_pa
     with torch.inference_mode():
         assert torch.equal(loaded(image), want)
         assert torch.equal(copied(image), want)
-    assert "engine" in loaded.explain(image)
+        assert "engine" in loaded.explain(image)
     loaded.save_packed(tmp_path / "again.safetensors")
     with torch.inference_mode():
         assert torch.equal(vitkern.load(tmp_path / "again.safetensors")(image), want)
@@ -100,6 +101,9 @@ def test_rounded_weights_say_so(tmp_path):
         loaded.state_dict()
     with pytest.raises(ValueError, match=r"embed needs the weights.*packed for bf16, rounded"):
         packed_file.with_parameters(loaded, "embed")
+    left = copy.deepcopy(loaded)
+    left.restore_weights(rounded=True)
+    assert 0 < Error.of(left.head.weight, model.head.weight).rms < 2**-8
     loaded.restore_weights(model.state_dict())
     assert torch.equal(loaded.head.weight, model.head.weight)
 
@@ -374,8 +378,10 @@ def test_what_cannot_be_packed_says_why(tmp_path):
     assert not path.exists()
 
 
-def test_a_packed_precision_is_the_only_one(tmp_path):
-    tiny().save_packed(tmp_path / "model.safetensors", "bf16")
-    with pytest.raises(ValueError, match="is packed for bf16 and holds no weights for fp32"):
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_packed_precision_is_the_only_one(precision, tmp_path):
+    tiny().save_packed(tmp_path / "model.safetensors", precision)
+    with pytest.raises(ValueError, match=f"packed for {precision} and holds no weights for fp32"):
         vitkern.load(tmp_path / "model.safetensors", precision="fp32")
-    assert vitkern.load(tmp_path / "model.safetensors", precision="bf16").precision == "bf16"
+    loaded = vitkern.load(tmp_path / "model.safetensors", precision=precision)
+    assert loaded.precision == precision

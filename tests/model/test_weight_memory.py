@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.model.tiny_models import OPTIONS, picture, tiny
 from vitkern import _C, accelerate, cpu, packing
+from vitkern.contract import Error
 from vitkern.engines.base import TURNS
 
 ROUNDS = _C.engine_layout("", _C.Precision.bf16) != _C.engine_layout("", _C.Precision.fp32)
@@ -150,6 +151,24 @@ def test_what_was_rounded_is_not_given_out_as_the_weights():
 
 
 @rounds
+def test_what_packing_left_comes_back_when_it_is_asked_for():
+    model, image = ready()
+    state = copy.deepcopy(model.state_dict())
+    model.precision = "bf16"
+    before = run(model, image)
+    model.release_weights()
+    with pytest.raises(ValueError, match=r"a state dict or rounded=True, not both"):
+        model.restore_weights(state, rounded=True)
+    model.restore_weights(rounded=True)
+    left = model.state_dict()
+    assert left.keys() == state.keys()
+    miss = [Error.of(left[name], value).rms for name, value in state.items() if value.ndim == 2]
+    assert 0 < max(miss) < 2**-8
+    assert Error.of(run(model, image), before).rms < 2**-8
+    model.train()(image).sum().backward()
+
+
+@rounds
 def test_another_precision_needs_the_weights():
     model, image = ready()
     model.release_weights()
@@ -182,14 +201,23 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
-def test_what_needs_the_weights_says_what_to_do(call):
+def test_what_needs_the_weights_says_what_to_do(call, precision):
     model, image = ready()
+    model.precision = precision
     before = run(model, image)
     model.release_weights()
     with pytest.raises(RuntimeError, match="restore_weights"):
         call(model, image)
     assert torch.equal(run(model, image), before), "a refused call changed nothing"
+
+
+def test_a_copy_by_pickle_says_how_to_keep_the_packed_weights():
+    model, _ = ready()
+    model.release_weights()
+    with pytest.raises(RuntimeError, match=r"model\.save_packed"):
+        pickle.dumps(model)
 
 
 def test_a_hook_needs_the_weights():

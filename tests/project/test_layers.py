@@ -58,8 +58,8 @@ MAY_IMPORT = {
     "summary": "config stem",
     "explanation": "dispatch gpu.runtime cpu precision",
     "dispatch": "engines config precision",
-    "engines": "blocks layers positions config registry precision int8 gpu.runtime gpu cpu packing"
-    " _C",
+    "engines": "blocks layers positions config registry precision int8 gpu.runtime gpu"
+    " cpu packing panels _C",
     "head": "layers config precision",
     "blocks": "layers ops config philox",
     "layers": "ops positions relative rotary config philox stem",

@@ -123,20 +123,22 @@ class CpuEngine(Engine):
                 self._set_vector(name, value.detach())
 
     def _take_integers(self) -> None:
-        self.model.check_weights("the precision int8")
-        names, state = set(matrix_names(self.model)), int8.state_of(self.model)
-        for name, joined in _joined_weights(self.model, state).items():
+        if self.model.released is not None and not self.model.released.integers:
+            self.model.check_weights("the precision int8")
+        names = set(matrix_names(self.model))
+        separate: dict[str, Any] = {}
+        for name, part in int8.parts_of(self.model):
+            if name.endswith(_SEPARATE_WEIGHTS):
+                separate[name] = part
+            elif isinstance(part, int8.Quantised):
+                self._set_matrix(name, _C.DType.i8, part.integers, cpu.address(part.scales))
+            elif name in names:  # which int8 leaves in floats
+                self._set_matrix(name, cpu.DTYPES[part.dtype], part)
+            else:
+                self._set_vector(name, part)
+        for name, joined in _joined_weights(self.model, separate).items():
             self._set_matrix(name, _C.DType.i8, joined.integers, cpu.address(joined.scales))
         self._set_joined_biases()
-        for name, value in state.items():
-            if name.endswith(_SEPARATE_WEIGHTS):
-                continue
-            if isinstance(value, int8.Quantised):
-                self._set_matrix(name, _C.DType.i8, value.integers, cpu.address(value.scales))
-            elif name in names:  # which int8 leaves in floats
-                self._set_matrix(name, cpu.DTYPES[value.dtype], value)
-            else:
-                self._set_vector(name, value)
 
     def _set_matrix(self, name: str, dtype: _C.DType, weight: Tensor, scales: int = 0) -> None:
         matrix = weight.flatten(1).contiguous()
