@@ -9,7 +9,7 @@ import argparse
 import pathlib
 import sys
 
-from benchmarks import pictures, roofline, sweeps, tables
+from benchmarks import agreement, pictures, roofline, sweeps, tables
 from benchmarks.cpu import results
 from benchmarks.cpu import tables as cpu_tables
 from benchmarks.gpu import tables as gpu
@@ -40,6 +40,7 @@ def documents(rows: list[dict], gpu_rows: list[dict] | None = None) -> dict[path
     measured = results.all_published()
     readme = between(README.read_text(), "peers", cpu_tables.summary(measured), README)
     text = between(PERFORMANCE.read_text(), "peers", cpu_tables.text(measured), PERFORMANCE)
+    text = between(text, "agreement", agreement.text(agreement.all_published()), PERFORMANCE)
     text = between(text, "results", tables.models(rows), PERFORMANCE)
     text = between(text, "operators", tables.operators(rows), PERFORMANCE)
     text = between(text, "roofline", roofline.text(rows), PERFORMANCE)

@@ -24,8 +24,29 @@ def test_launches_are_timed(capsys):
     assert lines[-1].startswith("training launch") and all(line.endswith(" us") for line in lines)
 
 
-def test_the_memory_of_each_way_to_hold_a_model_is_measured_and_published():
-    found = memory.in_torch("alone", "Ti/16", "fp32")
-    assert found.keys() == set(memory.STAGES) and found["peak"] >= found["first"]
+@pytest.mark.parametrize("provider, precision", [("eager", "bf16"), ("alone", "int8")])
+def test_the_memory_of_each_way_to_hold_a_model_is_measured(provider, precision):
+    found = memory.child(provider, "Ti/16", precision)
+    assert found.keys() == set(memory.STAGES) and found["peak"] >= found["first"] > 2**20
+
+
+def test_memory_is_measured_again_for_some_and_kept_of_the_others():
+    def row(provider, precision, made, name="L/16"):
+        return {"name": name, "provider": provider, "precision": precision, "made": made}
+
+    old = [row("openvino", "int8", 1), row("eager", "fp32", 2), row("alone", "bf16", 3, "B/16")]
+    new = [row("openvino", "int8", 4), row("alone", "fp32", 5)]
+    assert [(r["provider"], r["made"]) for r in memory.merged(old, new)] == [
+        ("eager", 2), ("alone", 5), ("openvino", 4)
+    ]  # fmt: skip
+    ours = memory.ways(["eager", "alone"])
+    assert ours == [
+        ("eager", "fp32"),
+        ("eager", "bf16"),
+        *(("alone", p) for p in ("fp32", "bf16", "int8")),
+    ]
+
+
+def test_the_memory_of_each_way_to_hold_a_model_is_published():
     page = memory.PAGE.read_text()
     assert memory.table(read(memory.RESULTS)) in page, "run python tools/memory.py --write"
