@@ -35,11 +35,13 @@ def summary(measured: Mapping[str, list[dict]]) -> str:
 
 
 def unmeasured(measured: Mapping[str, list[dict]]) -> str:
-    """Which of the classes that matter nobody has timed yet."""
-    wanted = [CLASSES[name][0] for name in ("amx", "avx512_vnni", "avx2") if name not in measured]
-    if not wanted:
-        return ""
-    return f"Not measured with these peers yet: {' and '.join(wanted)}."
+    """Which classes nobody has timed yet."""
+    names = [
+        words if flags else "CPUs without any of these"
+        for name, (words, flags) in CLASSES.items()
+        if name not in measured
+    ]
+    return f"Not measured with these peers yet: {'; '.join(names)}." if names else ""
 
 
 def text(measured: Mapping[str, list[dict]]) -> str:

@@ -292,7 +292,10 @@ def test_every_measured_class_is_shown():
     for text in (published.summary(both), published.text(both)):
         assert "**AVX-512 VNNI**: a CPU, 2 threads" in text and "**AVX2**: a CPU" in text
         assert "commit abc, 2026-01-01" in text and "OpenVINO 1" in text
-        assert "Not measured with these peers yet: AMX." in text
+        missing = text.split("Not measured with these peers yet: ")[1].rstrip(".").split("; ")
+        others = [words for name, (words, _) in cases.CLASSES.items() if name not in both]
+        assert missing == [*others[:-1], "CPUs without any of these"] and "AVX-VNNI" in missing
+    assert not published.unmeasured(dict.fromkeys(cases.CLASSES, MEASURED))
     assert "**80%**" in published.text(both) and "| mlp |" in published.text(both)
     assert published.summary({}) == published.text({}) == published.UNMEASURED
 
