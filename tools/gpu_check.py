@@ -36,6 +36,7 @@ from vitkern.engines import trace as aot_list
 from vitkern.engines.trace import Case
 from vitkern.gpu import tiles
 from vitkern.gpu.aot.build import Checked, Failure, Result
+from vitkern.gpu.aot.excuses import Excuse, excuses
 from vitkern.gpu.aot.label import is_promised
 from vitkern.gpu.configs import ARCHS, Row
 from vitkern.gpu.launch import Variant
@@ -215,6 +216,41 @@ def _row_of(variant: Variant, arch: str) -> Row:
     return next(row for row in rows if (row.blocks["BM"], row.blocks["BN"]) == shape)
 
 
+# The lowest static ceilings of kernels whose tiles have no `rate`, by architecture, without those
+# whose spills are excused: a whole build's, rounded down.
+FLOORS = {
+    "sm_80": {"attention": 0.32, "patch_embed": 0.14},
+}
+
+
+def excuses_of(one: Checked) -> list[Excuse]:
+    """For the spills of a kernel."""
+    named = f"{one.label}, without {' '.join(one.absent)} on {one.report.arch}"
+    return excuses(named, "spills")
+
+
+def low_ceilings(checked: list[Checked]) -> list[str]:
+    """Kernels below their architecture's floor, a line each."""
+    found = []
+    for one in checked:
+        report, floors = one.report, FLOORS.get(one.report.arch, {})
+        floor = next((f for name, f in floors.items() if report.kernel.startswith(name)), 0.0)
+        if report.ceiling is not None and report.ceiling < floor and not excuses_of(one):
+            found.append(
+                f"CEILING {report.arch} {one.label}: {report.ceiling:.0%}, {floor:.0%} at least"
+            )
+    return found
+
+
+def worst_excused(checked: list[Checked]) -> list[str]:
+    """What the excuses for spills are used for, a line each: where to lower or to raise a limit."""
+    worst: dict[Excuse, int] = {}
+    for one in checked:
+        for excuse in excuses_of(one):
+            worst[excuse] = max(worst.get(excuse, 0), one.report.spills[0])
+    return [f"excused: {count} of {e.most} spills, {e.kernels}" for e, count in worst.items()]
+
+
 def check_all(archs: list[str], jobs: int | None) -> list[str]:
     """Build and gate every kernel, an architecture at a time; returns the complaints."""
     found = []
@@ -237,6 +273,8 @@ def build(several: dict[str, list[Variant]], jobs: int | None) -> tuple[Result, 
 
     result = command.build(several, OUT, jobs, True, lambda one: say(complaints(one)))
     say(wrong_rates(result.checked, several))
+    say(low_ceilings(result.checked))
+    print(*worst_excused(result.checked), sep="\n")
     print(command.summary(result), flush=True)
     return result, wrong
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from vitkern.engines.trace import Case, launches
 from vitkern.gpu import configs, hardware, rotary
 from vitkern.gpu.aot import build as aot
 from vitkern.gpu.aot import disassembly, machine_code
+from vitkern.gpu.aot.excuses import EXCUSED, Excuse, excuses
 from vitkern.gpu.aot.label import is_promised
 from vitkern.gpu.gemm_backward import input_gradient_kernel, weight_gradient_kernel
 from vitkern.gpu.launch import Recorder, executing
@@ -150,7 +152,7 @@ def test_gate_on_narrow_accesses():
 
 def test_excuses_are_for_one_rule(monkeypatch):
     report = checked("sm_120", stages=8).report
-    monkeypatch.setitem(machine_code.EXCUSED, ("matmul", "occupancy"), "known")
+    monkeypatch.setattr(machine_code, "EXCUSED", (Excuse("matmul", "occupancy", "known"),))
     assert [rule.partition(":")[0] for rule in machine_code.gates(report)] == ["shared memory"]
 
 
@@ -163,9 +165,31 @@ def test_excuses_are_for_one_row_of_one_architecture(monkeypatch):
         (r"matmul, bf16, .* on sm_80", ["shared memory", "occupancy"]),
         (r"matmul,(?!.* without .*bias)", ["occupancy"]),
     ):
-        monkeypatch.setattr(machine_code, "EXCUSED", {(pattern, "shared memory"): "known"})
+        known = (Excuse(pattern, "shared memory", "known"),)
+        monkeypatch.setattr(machine_code, "EXCUSED", known)
         broken = aot.check(variant, binary).broken
         assert [rule.partition(":")[0] for rule in broken] == left, pattern
+
+
+def test_an_excuse_for_spills_has_a_limit(monkeypatch):
+    report = checked("sm_80").report
+
+    def broken(count, *known):
+        monkeypatch.setattr(machine_code, "EXCUSED", known)
+        spilt = dataclasses.replace(report, spills=(count, count))
+        return machine_code.gates(spilt, label="matmul, bf16")
+
+    one, other = (Excuse(".*bf16.* on sm_80", "spills", "known", most) for most in (20, 5))
+    assert broken(20, one) == broken(20, other, one) == broken(0) == []
+    assert broken(21, one) == ["spills: 21 instructions in the hot loop, 20 are excused"]
+    assert broken(1) == ["spills: 1 instructions in the hot loop"]
+    assert broken(1, Excuse("matmul", "loads", "known", 20)), "of another rule"
+
+
+@pytest.mark.parametrize("one", EXCUSED, ids=lambda one: f"{one.kernels} {one.rule}")
+def test_every_excuse_names_its_reason_and_its_limit(one):
+    assert one.why and re.compile(one.kernels)
+    assert (one.most > 0) == (one.rule == "spills")
 
 
 def test_kernels_without_matmuls_have_no_tensor_gate():
@@ -328,3 +352,17 @@ def test_a_whole_build_leaves_the_kernels_of_the_page(tool, tmp_path, monkeypatc
     tool.write_builds()
     assert page.read_text() == kernels.rstrip("\n") + "\n" + tool.whole_builds()
     assert page.read_text().count("| sm_90 | 0 |") == 1
+
+
+def test_floors_of_ceilings_and_the_use_of_excuses(tool, monkeypatch):
+    one = checked("sm_80")
+    percent = f"{one.report.ceiling:.0%}"
+    assert tool.low_ceilings([one]) == []
+    monkeypatch.setattr(tool, "FLOORS", {"sm_80": {"matmul": 1.01}})
+    (low,) = tool.low_ceilings([one])
+    assert low.startswith("CEILING sm_80 matmul") and low.endswith(f"{percent}, 101% at least")
+    known = Excuse("matmul, .* on sm_80", "spills", "known", 9)
+    monkeypatch.setattr(tool, "excuses", lambda named, rule: excuses(named, rule, [known]))
+    assert tool.low_ceilings([one]) == [], "low because it spills"
+    spilt = one._replace(report=dataclasses.replace(one.report, spills=(4, 4)))
+    assert tool.worst_excused([one, spilt, one]) == [f"excused: 4 of 9 spills, {known.kernels}"]

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from ..hardware import CHIPS, Occupancy, occupancy
 from . import disassembly, triton_ir
 from .disassembly import Block, Instruction
+from .excuses import EXCUSED, excuses
 from .triton_ir import Asked
 
 # ---- what an instruction costs -------------------------------------------------------------------
@@ -305,58 +306,8 @@ def _gcn_accesses(code: Sequence[Instruction], kind: str, warps: int) -> Accesse
 # ---- gates ---------------------------------------------------------------------------------------
 
 
-# Gates that a kernel does not pass, with the reason: (how "label, without its absent tensors on
-# architecture" begins, as a regular expression; rule) -> why. All kernels of NVIDIA's
-# architectures have been gone through.
-_SPLIT = "three tf32 matmuls hold each operand twice: sums of more than 64 channels leave no room"
-_WIDE = "two sums of 192 or 256 channels: smaller tiles would leave the tensor cores idle"
-_BIASED = "a tile of the bias beside the scores, 72 to 264 instructions: no smaller tile was tried"
-_EXTRA = "1 to 16 instructions, most with dropout: no smaller tile was tried"
-_EIGHTY_EIGHT = "6 to 20 instructions: no smaller tile was tried"
-_ONCE = "a program's only store, from the layout of its matmul"
-_TWO = "two instructions"
-_EIGHT = "6 instructions; 484 where fp32 pixels are rounded, a ceiling of 18 % with and without"
-_HALVES = "25 or 42 instructions, with a ceiling of 86 to 94 %: the next smaller tile has 42 %"
-_NO_POSITIONS = "70 instructions, with a ceiling of 86 %: 91 % in tiles of 64 x 64, twice as many"
-_ONLY = "8 instructions, with a ceiling of 70 % instead of 80: the only tile for odd sizes"
-_NEARLY = "1 to 12 instructions, with a ceiling of 94 to 100 %"
-_UNALIGNED = "rows of a bias have as many elements as there are tokens: aligned to nothing"
-_WITH_BIAS, _WITH_SEED = (rf"(?!.* without .*\b{name}\b)" for name in ("bias", "seed"))
-EXCUSED: dict[tuple[str, str], str] = {
-    (r"attention_\w+, fp32, .*HEAD (72|80|88|96|128|160|192|256)/", "spills"): _SPLIT,
-    (r"attention_\w+, (bf16|fp16).*HEAD (192|256)/", "spills"): _WIDE,
-    (rf"attention_\w+, (bf16|fp16).*HEAD (96|128)/{_WITH_BIAS}", "spills"): _BIASED,
-    (rf"attention_\w+,{_WITH_BIAS}", "loads"): _UNALIGNED,
-    (
-        r"attention_backward_\w+, (bf16|fp16).*HEAD (96|128)/.* on sm_(86|89|90|120)",
-        "spills",
-    ): _EXTRA,
-    (rf"attention_\w+, fp32, HEAD 64/{_WITH_BIAS}", "spills"): _BIASED,
-    (rf"attention_\w+, fp32, HEAD 64/{_WITH_SEED}", "spills"): _EXTRA,
-    (r"attention_forward, (bf16|fp16), HEAD (72|80)/.* on sm_80", "spills"): _EXTRA,
-    (r"attention_forward, (bf16|fp16).*HEAD (128|160)/.* on sm_120", "spills"): _EXTRA,
-    (r"attention_\w+, (bf16|fp16)/fp32, HEAD 88/.* on sm_90", "spills"): _EIGHTY_EIGHT,
-    (r"attention_backward_bias, (fp32, HEAD 128|bf16/fp32, HEAD 256)", "stores"): _ONCE,
-    (r"norm_linear_forward, (bf16|fp16)/fp32.*BM 128 BN 128 .* on sm_80", "spills"): _HALVES,
-    (r"weight_gradient_kernel, .*odd sizes, BM 128 BN 128 .* on sm_80", "spills"): _ONLY,
-    (r"weight_gradient_kernel, .*BM 128 BN 128 .* 4 warps.* on sm_80", "spills"): _NEARLY,
-    (r"patch_embed_forward, bf16, PATCH 3/16/16, planes.*BM 32 .* on sm_80", "spills"): _TWO,
-    (r"patch_embed_forward, .*PATCH 3/8/8, planes.*BM 128 BN 128 .* on sm_80", "spills"): _EIGHT,
-    (r"patch_embed_forward, uint8/fp32, PATCH 3/14/14, .* on sm_120", "spills"): _NEARLY,
-    (r"norm_linear_forward, fp32/(bf16|fp16).*BM 64 BN 128 .* on sm_120", "spills"): _NEARLY,
-    (r"input_gradient_kernel, fp32.* odd sizes.* on sm_120", "spills"): _NEARLY,
-    (r"linear_residual_forward, fp32, .*tf32x3, odd sizes.* on sm_120", "spills"): _NEARLY,
-    (
-        r"patch_embed_forward, bf16/fp32, .*/16/16, planes.*BM 128 .*\bposition\b.* on sm_8[69]",
-        "spills",
-    ): _NO_POSITIONS,
-    (r"linear_residual_forward, fp32, .*tf32, .*BM 64 BN 128 .* on sm_8[069]", "spills"): _TWO,
-    (r"layernorm_backward, fp16/fp32, ROWS 64.* on sm_90", "spills"): _TWO,
-}
-
-
 def gates(report: Report, promised: bool = True, label: str = "") -> list[str]:
-    """The rules that a kernel breaks, each as "rule: what is wrong"; those of EXCUSED aside.
+    """The rules that a kernel breaks, each as "rule: what is wrong"; what is excused aside.
 
     A kernel without matmuls (LayerNorm, sums) has no gate on tensor instructions, and one whose
     sizes or pointers are not `promised` to be multiples of 16 none on the width of its accesses.
@@ -392,9 +343,13 @@ def gates(report: Report, promised: bool = True, label: str = "") -> list[str]:
         ),
     }
     named = f"{label or report.kernel} on {report.arch}"
-    excused = {rule for pattern, rule in EXCUSED if re.match(pattern, named)}
-    return [
-        f"{rule}: {what}"
-        for rule, (broken, what) in found.items()
-        if broken and rule not in excused
-    ]
+    complaints = []
+    for rule, (broken, what) in found.items():
+        known = excuses(named, rule, EXCUSED) if broken else []
+        if known and rule == "spills":
+            most = max(one.most for one in known)
+            broken, what = report.spills[0] > most, f"{what}, {most} are excused"
+            known = []
+        if broken and not known:
+            complaints.append(f"{rule}: {what}")
+    return complaints
