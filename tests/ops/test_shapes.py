@@ -56,6 +56,23 @@ def test_hidden_columns_of_one_part_do_not_reach_the_next(isa, column):
     check(MLP, native_results(MLP, inputs, isa), inputs, FP32)
 
 
+@pytest.mark.parametrize("dtype", (FP32, BF16), ids=("float32", "bfloat16"))
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ("norm_linear", "mlp"))
+def test_rows_have_the_same_bits_in_parts_of_any_height(name, isa, dtype):
+    """Kernels cut 700 rows into parts that suit caches, K > 864 into slabs; 5 rows are one part."""
+    op, D = REGISTRY[name], 900
+    axes = {"norm_linear": {"M": 700, "K": D, "N": 70}, "mlp": {"B": 1, "S": 700, "D": D, "F": 950}}
+    inputs = op.make_inputs(axes[name], dtype)
+    x = inputs["x"].reshape(-1, D)
+    shape = (-1, D) if name == "norm_linear" else (1, -1, D)
+    y = native_results(op, inputs, isa)[0].reshape(len(x), -1)
+    for first, count in ((0, 5), (221, 5), (345, 7), (445, 230), (699, 1)):
+        some = inputs | {"x": x[first : first + count].reshape(shape)}
+        part = native_results(op, some, isa)[0].reshape(count, -1)
+        assert torch.equal(part, y[first : first + count]), f"rows from {first}"
+
+
 def resident(field: str) -> int:
     """Bytes of this process that are in memory now (VmRSS), or were at most (VmHWM)."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
