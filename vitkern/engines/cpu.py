@@ -82,6 +82,7 @@ class CpuEngine(Engine):
         self._native.finish()
         if precision == "int8":
             self.own_bytes = self._native.packed_bytes
+            _C.arena_trim()  # what rounding took, which malloc would keep
 
     def _take_panels(self, layout: int) -> None:
         model = self.model
