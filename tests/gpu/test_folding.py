@@ -18,7 +18,7 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # What the residual stream is held in, and the precision that it is multiplied in.
 PAIRS = [
     (FP32, "fp32"), (FP32, "tf32"), (FP32, "bf16"), (FP32, "fp16"),
-    (BF16, "bf16"), (FP16, "fp16"), (BF16, "fp32"), (BF16, "tf32"), (FP16, "tf32"),
+    (BF16, "bf16"), (FP16, "fp16"), (BF16, "fp32"), (BF16, "tf32"), (FP16, "tf32"), (FP16, "fp32"),
 ]  # fmt: skip
 
 

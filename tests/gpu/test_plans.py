@@ -36,6 +36,25 @@ def test_plans_share_the_memory_of_the_largest():
     assert len(engine.launches) == 3 and engine.activation_bytes == bytes_of(3)
 
 
+def test_streams_have_arenas_of_their_own():
+    """Their forwards run at the same time: what one writes the other must not."""
+    model, recorder = tiny(), launch.Recorder("sm_80")
+    engine = GpuEngine(model, "fp32", recorder)
+    image, y = picture(model), torch.empty(5, model.config.classes)
+
+    def written(stream):
+        """Addresses between the launches of a plan on a stream."""
+        recorder.launches.clear()
+        engine._plan("logits", image, y, stream).run(image, y)
+        found = [one.arguments[name] for one in recorder.launches for name in one.writes]
+        return {t.data_ptr() for t in found if t is not None} - {y.data_ptr()}
+
+    first, second = written(1), written(2)
+    assert len(first) > 3 and not first & second
+    assert written(1) == first and written(2) == second
+    assert engine._arenas[1].lock is not engine._arenas[2].lock
+
+
 def test_eight_plans_of_a_large_batch_hold_its_activations_once():
     """ViT-B/16 at batch 256 in bf16: 0.8 GB instead of eight times that."""
     model = ViT(ViTConfig.named("B/16", depth=2), device="meta", dtype=torch.bfloat16).eval()

@@ -21,7 +21,12 @@ def test_launches_are_timed(capsys):
 
     launch_overhead.main(["--model", "Ti/16", "--batch", "1", "--calls", "3"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("training launch") and all(line.endswith(" us") for line in lines)
+    assert all(line.endswith(" us") for line in lines)
+    launched, step, share = (line.split()[-2] for line in lines[-3:])
+    count = int(lines[-2].split()[2])
+    assert count > 200 and lines[-2].startswith("training step, ")
+    assert float(step) > count * float(launched) / 2, "the launches are part of it"
+    assert float(share) == pytest.approx(float(step) / count, abs=0.1)
 
 
 @pytest.mark.parametrize("provider, precision", [("eager", "bf16"), ("alone", "int8")])

@@ -107,7 +107,7 @@ def _by_shape(
         kernel = load()
         if kernel is None:
             return reference(*args)
-        key = tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else a for a in args])
+        key = _kind(args)
         shape = shapes.get(key)
         if shape is None:
             if not dtypes.issuperset(_float_dtypes(args)):
@@ -124,6 +124,11 @@ def _by_shape(
         return _bare(results)
 
     return call
+
+
+def _kind(args: Sequence[Any]) -> tuple[Any, ...]:
+    """All of a call that its checks look at."""
+    return tuple([(a.shape, a.dtype, a.device) if isinstance(a, Tensor) else a for a in args])
 
 
 def _float_dtypes(args: Sequence[Any]) -> set[torch.dtype]:
@@ -165,11 +170,24 @@ def _define_backward(op: Operator) -> None:
     def kernel() -> Callable[..., Any] | None:
         return _gpu(op, "backward")
 
+    served: dict[tuple[Any, ...], bool] = {}  # by the kinds of calls
+
+    def serves(grad: Tensor, args: Sequence[Any]) -> bool:
+        known = GPU_DTYPES.issuperset(_float_dtypes((grad, *args))) and grad.numel()
+        return bool(known) and op.on_gpu(op.bind(_named(op, args)))
+
     def gpu(grad: Tensor, *rest: Any) -> list[Tensor]:
         args, (saved, needs) = rest[:count], rest[count:]
-        known = GPU_DTYPES.issuperset(_float_dtypes((grad, *args))) and grad.numel()
         launch = kernel()
-        if launch is None or not known or not op.on_gpu(op.bind(_named(op, args))):
+        if launch is None:
+            return call(grad, *rest)
+        key = _kind((grad, *args))
+        good = served.get(key)
+        if good is None:
+            if len(served) >= SHAPES_KEPT:
+                served.clear()
+            good = served[key] = serves(grad, args)
+        if not good:
             return call(grad, *rest)
         return launch(grad, args, saved, _named_needs(op, needs))
 
