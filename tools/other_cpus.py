@@ -64,12 +64,18 @@ CPUS = {
 TESTS = [
     "tests/ops/test_ops.py",
     "tests/ops/test_shapes.py",
+    "tests/ops/test_backward.py",
     *(f"tests/model/test_{name}.py" for name in ("engine", "golden", "model", "options", "timm")),
+    "tests/model/test_gradients.py",
+    *(f"tests/train/test_{name}.py" for name in ("batches", "probe", "run", "weights")),
     *(f"tests/gpu/test_{n}.py" for n in ("attention", "ops", "patch_embed", "engine", "model")),
     "tests/gpu/test_ptx.py",
     "tests/evidence/interpreter/test_interpreter.py",
     "tests/evidence/fixed_order/test_fixed_order.py",
 ]
+# Of the backwards, a thousand tests, those whose matmuls are the library's and those of the CPU's
+# own set; of training, nothing that waits for other processes.
+SELECTED = "(not test_backward or blas or -{isa}-) and not killed and not commands"
 
 
 def flags() -> set[str]:
@@ -111,10 +117,9 @@ def main() -> int:
             continue
         print(f"{name:<10} ...", end="", flush=True)
         start = time.monotonic()
-        done = run(
-            CPUS[name],
-            ["-n", "2", "--dist", "worksteal", *TESTS, *(["-k", given.k] if given.k else [])],
-        )
+        chosen = SELECTED.format(isa=CPUS[name].vitkern)
+        chosen = f"{chosen} and ({given.k})" if given.k else chosen
+        done = run(CPUS[name], ["-n", "2", "--dist", "worksteal", *TESTS, "-k", chosen])
         summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "no output"
         print(f"\r{name:<10} {summary} ({time.monotonic() - start:.0f} s)", flush=True)
         if done.returncode:

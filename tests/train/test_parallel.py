@@ -17,7 +17,8 @@ from vitkern import trained_file
 pytest.importorskip("PIL")
 pytest.importorskip("safetensors")
 pytest.importorskip("matplotlib")
-pytestmark = [pytest.mark.full, pytest.mark.slow]
+pytestmark = pytest.mark.slow
+full = pytest.mark.full  # of each kind one case is in the default run
 
 # sgd: adam's first steps have the size of the learning rate whatever the gradient's, so that
 # rounding errors of gradients near zero show.
@@ -64,7 +65,7 @@ def difference(one, other) -> float:
     return max(((a - b).abs().max() / a.abs().max().clamp(min=1e-3)).item() for a, b in pairs)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=full)])
 def test_two_processes_do_what_one_does(setting, tmp_path, parallel):
     path, one = setting
     train(2, "--config", path, "--out", tmp_path, "--parallel", parallel)
@@ -77,8 +78,15 @@ def test_two_processes_do_what_one_does(setting, tmp_path, parallel):
     assert reports[0] == reports[1]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("worlds", [(2, 1), (1, 2)], ids=["2-to-1", "1-to-2"])
+@pytest.mark.parametrize(
+    "parallel, worlds",
+    [
+        pytest.param("fsdp", (2, 1), id="fsdp-2-to-1"),
+        pytest.param("fsdp", (1, 2), id="fsdp-1-to-2", marks=full),
+        pytest.param("ddp", (2, 1), id="ddp-2-to-1", marks=full),
+        pytest.param("ddp", (1, 2), id="ddp-1-to-2", marks=full),
+    ],
+)
 def test_a_killed_run_goes_on_with_another_number_of_processes(setting, tmp_path, parallel, worlds):
     path, one = setting
     before, after = worlds
@@ -105,6 +113,7 @@ def step_of(runs) -> int:
     return int(lines[-1].split(",")[0]) if len(lines) > 1 else 0
 
 
+@full
 def test_a_batch_that_cannot_be_shared_is_refused(setting, tmp_path):
     path, _ = setting
     done = subprocess.run(

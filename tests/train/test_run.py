@@ -134,25 +134,34 @@ def test_an_interrupted_run_ends_with_the_same_bits(
         assert cut[0] == cut[1]
 
 
-@pytest.mark.full
-def test_a_killed_process_resumes_bit_for_bit(clothes, tmp_path):
-    """SIGKILL in the middle of an epoch, twice, against an unbroken run; with workers."""
+@pytest.mark.parametrize(
+    "kills, workers, epochs, each",
+    [
+        pytest.param(1, 0, 8, 10, id="once", marks=pytest.mark.slow),
+        # Workers are started anew for every epoch, seconds each.
+        pytest.param(2, 1, 60, 40, id="twice-with-workers", marks=pytest.mark.full),
+    ],
+)
+def test_a_killed_process_resumes_bit_for_bit(clothes, tmp_path, kills, workers, epochs, each):
+    """SIGKILL in the middle of an epoch, `each` steps after the start, against an unbroken run."""
     path = tmp_path / "tiny.toml"
-    given = settings(clothes, data={"workers": 1}, schedule={"epochs": 60}, loop={"save_every": 1})
+    changes = {"schedule": {"epochs": epochs}, "loop": {"save_every": 1}}
+    given = settings(clothes, data={"workers": workers}, **changes)
     path.write_text(given.text(), encoding="utf-8")
 
     def command(*words: object) -> list[str]:
         return [sys.executable, "-m", "vitkern", "train", *map(str, words)]
 
-    options = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    options: dict = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    options["env"] = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of so small a model wait
     subprocess.run(command("--config", path, "--out", tmp_path / "whole"), check=True, **options)
     (whole,) = (tmp_path / "whole").iterdir()
     words: tuple = ("--config", path, "--out", tmp_path / "killed")
     last = 0
-    for _ in range(2):
+    for _ in range(kills):
         process = subprocess.Popen(command(*words), **options)
         step = last
-        while step < last + 40:
+        while step < last + each:
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.02)
             files = list((tmp_path / "killed").glob("*/steps.csv"))
