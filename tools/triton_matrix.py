@@ -150,9 +150,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         return read
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, known in (("triton", VERSIONS), ("arch", ARCHS), ("model", MODELS)):
+    for name, known in (("--triton", VERSIONS), ("--arch", ARCHS), ("--model", MODELS)):
         parser.add_argument(
-            f"--{name}", type=several(known), default=list(known), metavar="NAME,...",
+            name, type=several(known), default=list(known), metavar="NAME,...",
             help=f"of {', '.join(known)} (default all)",
         )  # fmt: skip
     parser.add_argument("--again", action="store_true", help="cells that are there, too")
