@@ -12,6 +12,11 @@ def test_the_page_has_the_table():
     assert recipe_costs.table() in recipe_costs.PAGE.read_text(), "run python -m tools.recipe_costs"
 
 
+def test_the_step_whose_rate_is_taken_is_published():
+    """Results files are renamed when machines are added."""
+    assert recipe_costs.STEPS.is_file() and recipe_costs.cpu_rate("fp32") > 1e11
+
+
 def test_a_recipe_costs_what_its_model_does():
     it = recipe_costs.cost(recipes.settings("cifar10-b16-lr1e-4"))
     assert it.images == pytest.approx(10 * 50_000, rel=1e-3), "ten epochs"
