@@ -16,6 +16,11 @@ import pytest
 from tests.conftest import ROOT
 from vitkern import _C, cpu
 
+# Those with matmuls and of few rows: a thousand would take minutes.
+BACKWARDS = "amx and not beside_amx and not are_those_asked_for" + "".join(
+    f" and not {name}"
+    for name in ("197x", "601x", "530", "many_rows", "layernorm", "rotary", "swiglu")
+)
 CPUID = re.compile(r"\tcpuid\s*$")
 NATIVE = "amx" in cpu.isas()
 only_emulated = pytest.mark.skipif(NATIVE, reason="this CPU has AMX: tested natively")
@@ -69,8 +74,9 @@ def passed(summary: str) -> int:
         (["tests/model/test_int8.py", "-k", "amx"], 9),
         (["tests/model/test_golden.py", "-k", "logits and engine"], 0),  # skipped without the data
         (["tests/ops/test_shapes.py", "-k", "amx"], 60),
+        (["tests/ops/test_backward.py", "-k", BACKWARDS], 150),
     ],
-    ids=["operators", "engine", "int8", "golden", "shapes"],
+    ids=["operators", "engine", "int8", "golden", "shapes", "backward"],
 )
 def test_holds_the_contract_on_tiles(on_tiles, tests, least):
     report = on_tiles("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
