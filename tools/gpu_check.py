@@ -174,6 +174,8 @@ def complaints(one: Checked | Failure) -> list[str]:
 RATE_ROOM = 0.09
 # Roundings to tf32 share their units with an activation's derivative: 46 to 72 % of one tile.
 TF32_ROOM = 0.14
+# GELU by tanh has the longest derivative: of sm_120's tiles 65 to 75 %, where others leave 88 and 93.
+TANH_ROOM = 0.24
 GEMMS = {
     "norm_linear_forward": "norm_linear",
     "folded_linear_forward": "folded_linear",
@@ -194,7 +196,10 @@ def wrong_rates(checked: list[Checked], variants: dict[str, list[Variant]]) -> l
         if not is_promised(variant):
             continue
         row = _row_of(variant, report.arch)
-        rate, room = row.rate, TF32_ROOM if tiles.TF32 in row.bits else RATE_ROOM
+        rate, room = row.rate, RATE_ROOM
+        if tiles.TF32 in row.bits:
+            derives_tanh = report.kernel == "input_gradient_kernel" and "gelu_tanh" in one.label
+            room = TANH_ROOM if derives_tanh else TF32_ROOM
         if abs(rate - report.ceiling) > room:
             found.append(
                 f"RATE {report.arch} {one.label}: a ceiling of {report.ceiling:.0%}, "
