@@ -174,7 +174,7 @@ def complaints(one: Checked | Failure) -> list[str]:
 RATE_ROOM = 0.09
 # Roundings to tf32 share their units with an activation's derivative: 46 to 72 % of one tile.
 TF32_ROOM = 0.14
-# GELU by tanh has the longest derivative: of sm_120's tiles 65 to 75 %, where others leave 88 and 93.
+# GELU by tanh has the longest derivative: sm_120's tiles have 65 to 75 % with it, else 88 and 93.
 TANH_ROOM = 0.24
 GEMMS = {
     "norm_linear_forward": "norm_linear",
