@@ -59,7 +59,7 @@ bench-training: $(VENV)/ready ## training steps, memory and loss beside eager Py
 bench-amx: ## the same on a CPU with AMX, 10 minutes at a time: again for the rest
 	@grep -qsw amx_tile /proc/cpuinfo || \
 	  { echo "bench-amx: this CPU has no AMX; make bench-cpu measures the class that it has" >&2; exit 1; }
-	@$(AGAIN) PYTHON="$(PYTHON)" bench-cpu ARGS="--class amx --minutes 10 --preload auto $(ARGS)"
+	@$(AGAIN) PYTHON="$(PYTHON)" bench-cpu ARGS="--minutes 10 --preload auto $(ARGS)"
 
 fuzz: $(VENV)/ready ## odd input to every surface, faults with their replay: ARGS="--minutes 10 --seed 7"
 	$(PY) -m tests.fuzz $(ARGS)

@@ -90,6 +90,8 @@ def test_auto_without_a_compiler_is_refused(monkeypatch, tmp_path):
 
 def test_make_bench_amx_asks_for_it():
     makefile = (ROOT / "Makefile").read_text()
-    (line,) = [line for line in makefile.splitlines() if "--class amx" in line]
+    (line,) = [line for line in makefile.splitlines() if "--preload auto" in line]
     words = line.split('ARGS="')[1].split("$(ARGS)")[0].split()
-    assert bench.parse(words).preload == preload.AUTO
+    given = bench.parse(words)
+    assert given.preload == preload.AUTO
+    assert given.machine_class is None, "a CPU whose AMX has fp16 is of another class"
