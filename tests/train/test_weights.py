@@ -1,12 +1,11 @@
 """Fine-tuning and probing start from any layout that `vitkern.load` reads, not timm's alone."""
 
-import functools
-
 import pytest
 import torch
 
 import vitkern
 from tests.layouts.foreign_models import CASES
+from tests.layouts.test_layouts import made
 from tests.train.small_sets import pictures, write_cifar
 from vitkern import ViT
 from vitkern.__main__ import main
@@ -23,19 +22,10 @@ LAYOUTS = ("jax", "big-vision", "dino", "dinov2", "mae", "open-clip", "torchvisi
            "timm")  # fmt: skip
 
 
-@functools.cache
-def made(name, folder):
-    case = CASES[name]
-    if case.library:
-        pytest.importorskip(case.library, exc_type=ImportError)
-    model = case.make()
-    return case, model, case.write(model, folder)
-
-
 @pytest.fixture
 def foreign(request, tmp_path_factory):
     """The case, another project's model, and the file or folder that it wrote."""
-    return made(request.param, tmp_path_factory.mktemp(request.param))
+    return CASES[request.param], *made(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def settings(path, **changes):
