@@ -44,9 +44,7 @@ class Held(NamedTuple):
     """A weight that a model holds as integers, in place of its parameter or beside it."""
 
     weight: Quantised
-    by: (
-        Tensor | None
-    )  # its columns were multiplied with it before (`smoothing`); None: with nothing
+    by: Tensor | None  # what columns were multiplied with before (`smoothing`); None: nothing
 
     def values(self) -> Tensor:
         """What the integers stand for, in float32, before the columns were multiplied."""
